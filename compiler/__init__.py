@@ -1,0 +1,1 @@
+"""From torch.compile to a rewritten graph: backend, sites, policy, pipeline, verification, report."""

@@ -1,0 +1,246 @@
+"""The backend of ``torch.compile(model, backend="fp4")``: options, then Inductor with our passes in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch.fx import Graph, GraphModule
+
+import fp4.runtime.ops  # noqa: F401  registers the ops, also for a graph that comes from the compile cache
+from fp4.compiler.joint_pass import JointPass, LowerPass
+from fp4.compiler.pipeline import Observer
+from fp4.compiler.policy import Policy
+from fp4.compiler.report import REGISTRY, GemmReport, GraphReport, LinearReport, Report
+from fp4.compiler.sites import Input
+from fp4.passes.recipes import DEFAULT, recipe
+
+log = logging.getLogger("fp4.report")
+
+
+class OptionError(ValueError):
+    """An option of the backend that is unknown or of the wrong type; the message lists what can be written."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """``torch.compile(model, backend="fp4", options={...})``.
+
+    recipe: name of a published recipe (``fp4.recipes()``). policy: an ``fp4.Policy`` in place of a recipe.
+    strict: raise when the policy asked for more than could be done.
+    save_weights: keep the weights' codes between forward and backward, in place of quantizing the weights again in
+        backward. Costs 0.56 bytes a parameter and saves a read of the weights.
+    mode: a ``torch.compile`` mode, such as "max-autotune". inductor: Inductor settings by name.
+    observer: called as observer(stage, graph) between the passes; switches the compile caches off.
+    """
+
+    recipe: str | None = None
+    policy: Policy | None = None
+    strict: bool = False
+    save_weights: bool = False
+    mode: str | None = None
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+    observer: Observer | None = None
+
+    @staticmethod
+    def read(options: Mapping[str, Any] | None, mode: str | None) -> Options:
+        options = dict(options or {})
+        known = list(Options.__dataclass_fields__)
+        if unknown := sorted(set(options) - set(known)):
+            hint = ""
+            if inner := [k for k in unknown if k.partition(".")[0] in torch._inductor.config.get_config_copy() or k in _inductor_names()]:
+                hint = f"\n{inner[0]!r} is a setting of Inductor: write options={{'inductor': {{{inner[0]!r}: ...}}}}"
+            raise OptionError(f"backend fp4 has no option {', '.join(map(repr, unknown))}; its options: {', '.join(known)}{hint}")
+        if mode is not None:
+            options["mode"] = mode
+        read = Options(**options)
+        read._check()
+        return read
+
+    def _check(self) -> None:
+        if self.policy is not None and not isinstance(self.policy, Policy):
+            raise OptionError(
+                f"policy={self.policy!r} is a {type(self.policy).__name__}; write an fp4.Policy: fp4.recipe('nvfp4').with_rules(...), "
+                "or a function decorated with @fp4.policy"
+            )
+        if self.policy is not None and self.recipe is not None:
+            raise OptionError("give recipe= or policy=, not both: fp4.recipe(NAME) is a policy that rules can be added to")
+        for name in ("strict", "save_weights"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name}={getattr(self, name)!r}; write True or False")
+        if not isinstance(self.inductor, Mapping):
+            raise OptionError(f"inductor={self.inductor!r}; write a dict of Inductor settings")
+        if unknown := sorted(set(self.inductor) - _inductor_names()):
+            raise OptionError(f"Inductor has no setting {', '.join(map(repr, unknown))}; torch._inductor.list_options() lists them")
+        modes = torch._inductor.list_mode_options()
+        if self.mode is not None and self.mode not in modes:
+            raise OptionError(f"mode={self.mode!r}; write one of {', '.join(modes)}")
+
+    def resolved(self) -> Policy:
+        return self.policy if self.policy is not None else recipe(self.recipe or DEFAULT)
+
+
+def _inductor_names() -> set[str]:
+    return set(torch._inductor.list_options())
+
+
+def fp4(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph captured by Dynamo with the precision its policy says. Called by torch.compile.
+
+    gm, example_inputs: as torch.compile passes them. Raises OptionError for options that cannot be right.
+    """
+    read = Options.read(options, mode)
+    policy = read.resolved()
+    inputs = dynamo_inputs(gm)
+    parameters = [t for n in gm.graph.find_nodes(op="placeholder") if (t := _live_tensor(n)) is not None]
+    received: list[GraphReport] = []
+
+    def done(report: GraphReport) -> None:
+        received.append(report)
+        _publish(report, parameters)
+
+    joint = JointPass(policy, inputs, read.save_weights, read.strict, done, read.observer)
+    patches: dict[str, Any] = {
+        # A quantizer must see the BF16 value the model computes, not the FP32 one Inductor keeps in a register.
+        **({"emulate_precision_casts": True} if quantizes(policy) else {}),
+        **torch._inductor.list_mode_options(read.mode or "default"),
+        **read.inductor,
+        # mode "lite" switches passes off, ours with them: the model would silently stay in BF16.
+        "use_joint_graph_passes": True,
+        "use_post_grad_passes": True,
+    }
+    patches["joint_custom_pre_pass"] = Chain.of(patches, "joint_custom_pre_pass", joint)
+    patches["post_grad_custom_pre_pass"] = Chain.of(patches, "post_grad_custom_pre_pass", LowerPass())
+
+    key = _report_key(joint, gm, example_inputs)
+    compiled = compile_fx(gm, example_inputs, config_patches=patches)
+    if received:
+        _store(key, received)
+    else:  # the compile cache had the graph: the passes did not run
+        for report in _load(key):
+            _publish(report, parameters)
+    return compiled
+
+
+def reset() -> None:
+    """Called by torch._dynamo.reset()."""
+    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+    reset_cudagraph_trees()
+
+
+fp4.reset = reset  # type: ignore[attr-defined]
+
+
+def quantizes(policy: Policy) -> bool:
+    """Can the policy quantize anything?"""
+    changed = [g for r in policy.rules for g in (r.fprop, r.dgrad, r.wgrad) if g is not None]
+    return policy.decide is not None or policy.precision.quantized or any(g.quantized for g in changed)
+
+
+def dynamo_inputs(gm: GraphModule) -> dict[int, Input]:
+    """Position of each graph input -> its name in the model: the joint graph no longer knows names."""
+    names = gm.meta.get("dynamo_flat_name_to_original_fqn", {})
+    found = {}
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        argument = node.meta.get("grapharg")
+        source = getattr(argument, "source", None)
+        is_parameter = isinstance(_live_tensor(node), torch.nn.Parameter)
+        name = next((fqn for flat, fqn in names.items() if flat.lower() == node.name.lower()), None)
+        if name is None and source is not None:
+            name = _fqn(source.name if isinstance(source.name, str) else source.name())
+        found[i] = Input(name or node.name, is_parameter)
+    return found
+
+
+def _fqn(source: str) -> str:
+    """``L['self']._modules['a']._parameters['weight']`` -> ``a.weight``."""
+    import re
+
+    parts = re.findall(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", source)
+    return ".".join(parts) if parts else source
+
+
+def _live_tensor(node: Any) -> torch.Tensor | None:
+    argument = node.meta.get("grapharg")
+    try:
+        value = argument.example if argument is not None else None
+    except AssertionError:  # Dynamo has let go of it
+        return None
+    return value if isinstance(value, torch.nn.Parameter) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Chain(CustomGraphPass):
+    """The user's own pass, then ours. One object, since older Inductors take no list."""
+
+    passes: tuple[Callable[[Graph], None], ...]
+
+    @staticmethod
+    def of(patches: Mapping[str, Any], hook: str, ours: CustomGraphPass) -> CustomGraphPass:
+        theirs = patches.get(hook, getattr(torch._inductor.config, hook))
+        if theirs is None:
+            return ours
+        return Chain((*theirs, ours) if isinstance(theirs, list | tuple) else (theirs, ours))
+
+    def __call__(self, graph: Graph) -> None:
+        for p in self.passes:
+            p(graph)
+
+    def uuid(self) -> Any | None:
+        ids = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in self.passes]
+        return None if None in ids else repr(ids)
+
+
+def _publish(report: GraphReport, parameters: Sequence[torch.Tensor]) -> None:
+    REGISTRY.add(report, parameters)
+    for warning in report.warnings:
+        log.warning("%s", warning)
+    if log.isEnabledFor(logging.INFO):
+        log.info("\n%s", Report([report]))
+
+
+def _report_key(joint: JointPass, gm: GraphModule, example_inputs: Sequence[Any]) -> str | None:
+    uuid = joint.uuid()
+    if uuid is None:
+        return None
+    shapes = [(tuple(map(str, x.shape)), str(x.dtype)) if isinstance(x, torch.Tensor) else str(x) for x in example_inputs]
+    grad = torch.is_grad_enabled()
+    return hashlib.sha256(f"{uuid}\n{gm.print_readable(print_output=False)}\n{shapes}\n{grad}".encode()).hexdigest()
+
+
+def _store(key: str | None, reports: Sequence[GraphReport]) -> None:
+    if key is None:
+        return
+    path = Path(cache_dir()) / "fp4" / f"{key}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{torch.initial_seed()}.partial")
+    partial.write_text(json.dumps([asdict(r) for r in reports]))
+    partial.replace(path)
+
+
+def _load(key: str | None) -> list[GraphReport]:
+    path = Path(cache_dir()) / "fp4" / f"{key}.json"
+    if key is None or not path.exists():
+        return []
+    reports = []
+    for raw in json.loads(path.read_text()):
+        linears = [LinearReport(**{**x, "gemms": [GemmReport(**g) for g in x["gemms"]]}) for x in raw.pop("linears")]
+        reports.append(GraphReport(**{**raw, "linears": linears, "from_cache": True}))
+    return reports

@@ -1,0 +1,87 @@
+"""The ordered joint-graph passes, run with verification and dumps between them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch.fx import Graph, Node
+
+from fp4.compiler.graph import aten
+from fp4.compiler.policy import Decision, Policy
+from fp4.compiler.sites import GemmSite, Input, Linear
+from fp4.compiler.verify import verify
+
+log = logging.getLogger("fp4.pipeline")
+
+
+@dataclass
+class Context:
+    """What the passes of one graph share: the policy, Dynamo's names, the sites found, the decisions."""
+
+    policy: Policy
+    inputs: dict[int, Input]
+    save_weights: bool = False
+    linears: list[Linear] = field(default_factory=list)
+    unknown: list[GemmSite] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def seed(self, graph: Graph) -> Node:
+        """The graph's one random seed, a (1,) int64 tensor: drawn in forward, so that checkpointing and a small memory
+        budget recompute with the same draws; every op's draw also depends on its `site`."""
+        for node in graph.nodes:
+            if node.meta.get("fp4") == "seed":
+                return node
+        first = next(n for n in graph.nodes if n.op != "placeholder")
+        model = next(n for n in graph.nodes if isinstance(n.meta.get("val"), torch._subclasses.FakeTensor))
+        with graph.inserting_before(first):
+            seed = graph.call_function(
+                aten.randint.low,
+                (0, 2**31 - 1, [1]),
+                {"dtype": torch.int64, "device": model.meta["val"].device, "pin_memory": False},
+            )
+        with model.meta["val"].fake_mode:
+            seed.meta["val"] = seed.target(*seed.args, **seed.kwargs)  # type: ignore[operator]
+        seed.meta["fp4"] = "seed"
+        if "partitioner_tag" in model.meta:
+            seed.meta["partitioner_tag"] = "is_forward"
+        return seed
+
+
+class Pass(Protocol):
+    """A graph pass: a frozen dataclass whose fields are its options and, with its name, its cache key."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        """Rewrite `graph` in place; say whether anything changed."""
+        ...
+
+
+Observer = Callable[[str, Graph], None]
+
+
+def run(passes: Sequence[Pass], graph: Graph, context: Context, observer: Observer | None = None) -> None:
+    """Run the passes in order; the graph is verified before the first and after each.
+
+    observer: called with "captured" before the first pass and with each pass's name after it.
+    """
+    verify(graph, "captured")
+    if observer:
+        observer("captured", graph)
+    for p in passes:
+        changed = p.run(graph, context)
+        log.debug("%s: %s", p.name, "changed the graph" if changed else "nothing to do")
+        if changed:
+            verify(graph, p.name)
+        if observer:
+            observer(p.name, graph)
+    graph.eliminate_dead_code()
+    graph.lint()
+
+

@@ -1,0 +1,187 @@
+"""The coverage report: what each operand of each GEMM became, and why whatever stayed in high precision did."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from fp4.compiler.pipeline import Context
+from fp4.compiler.sites import OPERANDS, ROLES
+
+ABSENT = "absent"
+KEPT = "high precision"
+
+
+@dataclass
+class GemmReport:
+    """One GEMM: its operands after the rewrite, its rotation, and why it stayed in high precision if it did."""
+
+    role: str
+    operands: dict[str, str]
+    rotation: str
+    reason: str
+
+    @property
+    def quantized(self) -> bool:
+        return any(v not in (KEPT, ABSENT) for v in self.operands.values())
+
+
+@dataclass
+class LinearReport:
+    name: str
+    module_type: str
+    m: int | None
+    n: int | None
+    k: int | None
+    dtype: str
+    gemms: list[GemmReport]
+
+
+@dataclass
+class GraphReport:
+    """One compiled graph. `failures`: what the policy asked for and could not be done."""
+
+    policy: str
+    kind: str  # training or inference
+    linears: list[LinearReport] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)  # reason -> products tied to no linear
+    warnings: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    from_cache: bool = False
+
+
+def describe(context: Context, kind: str) -> GraphReport:
+    """The report of the graph whose passes have just run."""
+    linears = []
+    failures = []
+    for linear, decision in zip(context.linears, context.decisions, strict=True):
+        gemms = []
+        for role in ROLES:
+            precision = decision.precision.gemms()[role]
+            names = OPERANDS[role]
+            if role not in linear.gemms:
+                reason = linear.missing.get(role, "inference" if kind == "inference" else "no gradient is asked for")
+                if precision.quantized and role in linear.missing:
+                    failures.append(f"{linear.site.name} {role}: {reason}")
+                gemms.append(GemmReport(str(role), dict.fromkeys(names, ABSENT), "", reason))
+                continue
+            operands = {
+                name: str(o.quantizer) if o.quantizer else KEPT
+                for name, o in zip(names, (precision.first, precision.second), strict=True)
+            }
+            reason = "" if precision.quantized else decision.reason or f"the policy {context.policy.name} leaves it"
+            gemms.append(GemmReport(str(role), operands, str(precision.rotation or ""), reason))
+        s = linear.site
+        linears.append(LinearReport(s.name, s.module_type, s.m, s.n, s.k, s.dtype, gemms))
+    unknown = Counter(gemm.reason for gemm in context.unknown)
+    return GraphReport(context.policy.name, kind, linears, dict(unknown), list(context.warnings), failures)
+
+
+@dataclass
+class Report:
+    """The reports of a model's graphs, and its linears that no graph captured."""
+
+    graphs: list[GraphReport]
+    uncaptured: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    @property
+    def failures(self) -> list[str]:
+        """What was asked for and not done: products tied to no linear are not, uncaptured linears are."""
+        return [f for g in self.graphs for f in g.failures] + [f"{n}: no compiled graph captured it" for n in self.uncaptured]
+
+    def count(self, role: str) -> int:
+        """How many GEMMs of a role are quantized."""
+        return sum(g.quantized for graph in self.graphs for x in graph.linears for g in x.gemms if g.role == role)
+
+    def table(self) -> Table:
+        """One row a GEMM, for ``rich``."""
+        table = Table("linear", "(M, N, K)", "GEMM", "first operand", "second operand", "rotation", "why not")
+        for graph in self.graphs:
+            table.title = f"policy {graph.policy}, {graph.kind}" + (" (from the compile cache)" if graph.from_cache else "")
+            for linear in graph.linears:
+                size = str(tuple(x if x is not None else "?" for x in (linear.m, linear.n, linear.k))).replace("'", "")
+                for i, gemm in enumerate(linear.gemms):
+                    cells = [escape(f"{name} {value}") for name, value in gemm.operands.items()]
+                    table.add_row(
+                        *((linear.name, size) if i == 0 else ("", "")),
+                        gemm.role,
+                        *cells,
+                        escape(gemm.rotation),
+                        escape(gemm.reason),
+                        end_section=i == len(linear.gemms) - 1,
+                    )
+            for reason, n in graph.unknown.items():
+                table.add_row(f"{n} other product{'s' * (n > 1)}", "", "", "", "", "", escape(reason), end_section=True)
+        for name in self.uncaptured:
+            table.add_row(name, "", "", "", "", "", "no compiled graph captured it")
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=200)
+        with console.capture() as capture:
+            console.print(self.table())
+        return capture.get()
+
+
+class Registry:
+    """Graph reports of this process, found again by the parameters the graph reads."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[GraphReport, list[weakref.ref[torch.Tensor]]]] = []
+
+    def add(self, report: GraphReport, parameters: Iterable[torch.Tensor]) -> None:
+        self._entries.append((report, [weakref.ref(p) for p in parameters]))
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+    def find(self, model: torch.nn.Module) -> Report:
+        own = {id(p) for p in model.parameters()}
+        graphs: list[GraphReport] = []
+        seen: set[int] = set()
+        for report, refs in self._entries:
+            ids = {id(p) for r in refs if (p := r()) is not None}
+            if ids & own:
+                graphs.append(report)
+                seen |= ids
+        uncaptured = [
+            name.removeprefix("_orig_mod.")
+            for name, module in model.named_modules(remove_duplicate=True)
+            if isinstance(module, torch.nn.Linear) and id(module.weight) not in seen and not name.startswith("_orig_mod._")
+        ]
+        return Report(graphs, uncaptured)
+
+
+REGISTRY = Registry()
+
+
+def report(compiled: torch.nn.Module) -> Report:
+    """What the compiler did to a model: every linear, its three GEMMs, each operand's precision, reasons for BF16.
+
+    compiled: the result of ``torch.compile(model, backend="fp4")``, or the model itself, after its first call (and first
+    backward, for graphs compiled then). Raises ValueError when no graph of the model has been compiled with this backend.
+    """
+    if not isinstance(compiled, torch.nn.Module):
+        raise ValueError(f"fp4.report takes the compiled model, a torch.nn.Module; got {type(compiled).__name__}")
+    found = REGISTRY.find(compiled)
+    if not found.graphs:
+        raise ValueError(
+            'no graph of this model was compiled with backend="fp4" in this process: compile it and call it once, then ask again'
+        )
+    return found

@@ -1,0 +1,238 @@
+"""GEMM sites: which matrix products of a joint graph are the fprop, dgrad and wgrad of one linear op.
+
+Forward and backward GEMMs of a linear share autograd's sequence number (``meta["seq_nr"]``); within such a bucket the
+dataflow decides: dgrad reads the weight, wgrad reads the activation. Order decides nothing (a biased linear emits dgrad
+first, an unbiased one wgrad first). What does not fit stays ``Role.UNKNOWN``: high precision, counted, reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from fp4.compiler.graph import descendants, root, tensor_of, untransposed
+from fp4.compiler.policy import LinearSite
+
+aten = torch.ops.aten
+
+
+class Role(StrEnum):
+    FPROP = "fprop"
+    DGRAD = "dgrad"
+    WGRAD = "wgrad"
+    UNKNOWN = "unknown"
+
+
+ROLES = (Role.FPROP, Role.DGRAD, Role.WGRAD)
+# The operands of each role, first and second, as GemmPrecision names them.
+OPERANDS = {Role.FPROP: ("X", "W"), Role.DGRAD: ("dY", "W"), Role.WGRAD: ("dY", "X")}
+SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass
+class GemmSite:
+    """One matrix product: out = left @ right. `first_is_left`: is the role's first operand the left one?"""
+
+    node: Node
+    role: Role
+    first_is_left: bool = True
+    reason: str = ""  # why it is UNKNOWN
+
+    def slot(self, operand: int) -> int:
+        """Argument of the node's ``fp4::mm`` that holds the role's operand (0 first, 1 second)."""
+        return operand if self.first_is_left else 1 - operand
+
+
+@dataclass
+class Linear:
+    """A linear op: its public description and the GEMMs found for it."""
+
+    site: LinearSite
+    x: Node  # the forward product's operands as the graph has them, transposes taken off
+    w: Node
+    gemms: dict[Role, GemmSite] = field(default_factory=dict)
+    missing: dict[Role, str] = field(default_factory=dict)  # why a GEMM the model computes is no site
+
+
+@dataclass(frozen=True)
+class Input:
+    """What Dynamo knows of a graph input: its name in the model, and whether it is a parameter."""
+
+    name: str
+    is_parameter: bool
+
+
+def find_gemms(graph: Graph) -> list[Node]:
+    """The matrix products that can be a linear's: ``mm`` and ``addmm`` with alpha = beta = 1."""
+    return [n for n in graph.nodes if n.op == "call_function" and n.target in (aten.mm.default, aten.addmm.default)]
+
+
+def find_linears(graph: Graph, inputs: dict[int, Input]) -> tuple[list[Linear], list[GemmSite]]:
+    """The linears of a joint or inference graph in execution order, and the GEMMs tied to none."""
+    from_tangent = descendants(n for n in graph.nodes if n.op == "placeholder" and _is_tangent(n))
+    gemms = [n for n in find_gemms(graph) if "fp4" not in n.meta]
+    forward = [n for n in gemms if n not in from_tangent]
+    backward: dict[Any, list[Node]] = defaultdict(list)
+    for node in gemms:
+        if node in from_tangent:
+            backward[node.meta.get("seq_nr")].append(node)
+
+    found: list[tuple[Node, Node, bool]] = []  # fprop, weight root, is the weight the right operand?
+    unknown: list[GemmSite] = []
+    for node in forward:
+        weight = _weight(node, inputs)
+        if isinstance(weight, str):
+            unknown.append(GemmSite(node, Role.UNKNOWN, reason=weight))
+        else:
+            found.append((node, *weight))
+
+    linears = []
+    for index, (node, _, weight_is_right) in enumerate(found):
+        fprop = GemmSite(node, Role.FPROP, first_is_left=weight_is_right)
+        left, right = node.args[-2:]
+        x, w = (left, right) if weight_is_right else (right, left)
+        linears.append(
+            Linear(_describe(node, weight_is_right, index, len(found), inputs), untransposed(x), untransposed(w), {Role.FPROP: fprop})
+        )
+    unknown += _tie_backward(linears, [weight for _, weight, _ in found], backward, from_tangent)
+    for linear in linears:
+        linear.site = replace(linear.site, roles=tuple(str(r) for r in ROLES if r in linear.gemms))
+    _note_decomposed(graph, linears)
+    return linears, unknown
+
+
+def _is_tangent(node: Node) -> bool:
+    desc = node.meta.get("desc")
+    return type(desc).__name__.startswith("Tangent") if desc is not None else str(node.target).startswith("tangents")
+
+
+def input_index(node: Node) -> int | None:
+    """Position of a placeholder among Dynamo's inputs, looking through tensor subclasses (DTensor, FSDP)."""
+    desc = node.meta.get("desc")
+    while desc is not None and hasattr(desc, "base"):
+        desc = desc.base
+    if desc is not None:
+        return getattr(desc, "idx", None)
+    found = re.fullmatch(r"(?:primals_(\d+)|arg(\d+)_1)", str(node.target))
+    if found is None:
+        return None
+    return int(found[1]) - 1 if found[1] else int(found[2])
+
+
+def _input(node: Node, inputs: dict[int, Input]) -> Input | None:
+    if node.op != "placeholder":
+        return None
+    index = input_index(node)
+    return inputs.get(index) if index is not None else None
+
+
+def _in_linear_module(node: Node) -> bool:
+    stack = node.meta.get("nn_module_stack") or {}
+    innermost = next(reversed(stack.values()))[1] if stack else None
+    return innermost is torch.nn.Linear or str(innermost).endswith(".Linear")
+
+
+def _weight(node: Node, inputs: dict[int, Input]) -> tuple[Node, bool] | str:
+    """The root of a forward product's weight and whether it is the right operand; or why it has none."""
+    value = tensor_of(node)
+    if value is None or value.dtype not in SUPPORTED_DTYPES:
+        return f"dtype {getattr(value, 'dtype', 'unknown')}: bfloat16, float16 and float32 are quantized"
+    if any(node.kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
+        return "addmm with alpha or beta other than 1"
+    left, right = root(node.args[-2]), root(node.args[-1])  # type: ignore[arg-type]
+    is_parameter = [(i := _input(n, inputs)) is not None and i.is_parameter for n in (left, right)]
+    if is_parameter[1] and not is_parameter[0]:
+        return right, True
+    if is_parameter[0] and not is_parameter[1]:
+        return left, False
+    if _in_linear_module(node) or all(is_parameter):
+        return right, True
+    return "no operand is a parameter: a product of two activations"
+
+
+def _tie_backward(
+    linears: list[Linear], weights: list[Node], backward: dict[Any, list[Node]], from_tangent: set[Node]
+) -> list[GemmSite]:
+    """Give each linear its dgrad, then its wgrad; returns the backward products left over."""
+    taken: set[Node] = set()
+    for role in (Role.DGRAD, Role.WGRAD):
+        for linear, weight in zip(linears, weights, strict=True):
+            bucket = backward.get(linear.gemms[Role.FPROP].node.meta.get("seq_nr"), ())
+            sites = [s for n in bucket if n not in taken and (s := _backward_site(n, weight, root(linear.x), from_tangent))]
+            sites = [s for s in sites if s.role is role]
+            if len(sites) > 1:  # no seq_nr tells them apart: q, k and v read one activation. The dY they share with dgrad does
+                dgrad = linear.gemms.get(Role.DGRAD)
+                sites = [s for s in sites if dgrad is not None and _gradient(s) is _gradient(dgrad)][:1]
+            if sites:
+                linear.gemms[role] = sites[0]
+                taken.add(sites[0].node)
+    left_over = [n for bucket in backward.values() for n in bucket if n not in taken]
+    return [GemmSite(n, Role.UNKNOWN, reason="a backward product tied to no forward linear") for n in left_over]
+
+
+def _gradient(gemm: GemmSite) -> Node:
+    return root(gemm.node.args[-2] if gemm.first_is_left else gemm.node.args[-1])  # type: ignore[arg-type]
+
+
+def _backward_site(node: Node, weight: Node, activation: Node, from_tangent: set[Node]) -> GemmSite | None:
+    """dgrad or wgrad of the linear with these roots, or None when the dataflow fits neither, or both."""
+    left, right = node.args[-2:]
+    grad_is_left = left in from_tangent
+    if grad_is_left == (right in from_tangent):
+        return None
+    other = root(right if grad_is_left else left)  # type: ignore[arg-type]
+    if (other is weight) == (other is activation):
+        return None
+    # dY is the first operand of either.
+    return GemmSite(node, Role.DGRAD if other is weight else Role.WGRAD, first_is_left=grad_is_left)
+
+
+def _static(size: Any) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def _describe(node: Node, weight_is_right: bool, index: int, count: int, inputs: dict[int, Input]) -> LinearSite:
+    left, right = tensor_of(node.args[-2]), tensor_of(node.args[-1])  # type: ignore[arg-type]
+    assert left is not None and right is not None
+    (m, k), n = left.shape, right.shape[1]
+    if not weight_is_right:
+        m, n = n, m
+    known = _input(root(node.args[-1] if weight_is_right else node.args[-2]), inputs)  # type: ignore[arg-type]
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    module = stack[-1][1] if stack else None
+    name = known.name if known else f"<computed weight {index}>"
+    module_name = getattr(module, "__name__", None) or (str(module).rpartition(".")[2] if module else "")
+    return LinearSite(
+        name=name.removesuffix(".weight"),
+        index=index,
+        count=count,
+        m=_static(m),
+        n=_static(n),
+        k=_static(k),
+        dtype=str(left.dtype).removeprefix("torch."),
+        module_type=module_name,
+        roles=(),
+    )
+
+
+def _note_decomposed(graph: Graph, linears: list[Linear]) -> None:
+    """Inductor writes some products with a size of 1 as multiply and sum before the pass runs: say so, don't lose them."""
+    by_seq = {linear.gemms[Role.FPROP].node.meta.get("seq_nr"): linear for linear in linears}
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target in (aten.mm.default, aten.addmm.default) or "fp4" in node.meta:
+            continue
+        original = node.meta.get("original_aten")
+        linear = by_seq.get(node.meta.get("seq_nr"))
+        if original not in (aten.mm.default, aten.addmm.default) or linear is None or node.target not in (
+            aten.mul.Tensor,
+            aten.sum.dim_IntList,
+        ):
+            continue
+        if Role.WGRAD not in linear.gemms and linear.site.m == 1:
+            linear.missing[Role.WGRAD] = "one token: Inductor turned the product into an outer product"

@@ -1,0 +1,52 @@
+"""Training in 4-bit floating point, as a compiler: ``torch.compile(model, backend="fp4")``."""
+
+from __future__ import annotations
+
+from fp4.compiler.policy import (
+    BF16,
+    GemmPrecision,
+    LinearPrecision,
+    LinearSite,
+    Operand,
+    Policy,
+    PolicyError,
+    Rule,
+    keep,
+    keep_last,
+    policy,
+    rule,
+)
+from fp4.compiler.report import Report, report
+from fp4.passes.recipes import recipe, recipes
+# from fp4.runtime.quantized import QuantizedTensor, quantize
+from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation, SpecError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BF16",
+    "FP8",
+    "MXFP4",
+    "MXFP8",
+    "NVFP4",
+    "GemmPrecision",
+    "LinearPrecision",
+    "LinearSite",
+    "Operand",
+    "Policy",
+    "PolicyError",
+    # "QuantizedTensor",
+    "Quantizer",
+    "Report",
+    "Rotation",
+    "Rule",
+    "SpecError",
+    "keep",
+    "keep_last",
+    "policy",
+    # "quantize",
+    "recipe",
+    "recipes",
+    "report",
+    "rule",
+]

@@ -1,0 +1,259 @@
+"""The training loop: one model a recipe, from the same weights, over the same batches."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+import fp4
+from fp4.train import checkpoint, data, model, plot, results
+from fp4.train.settings import Settings, TrainError, require_extra
+
+
+class Stop:
+    """Ctrl-C as a request: the step at hand is finished, so that what is saved is whole. A second Ctrl-C stops at once."""
+
+    requested = False
+
+    def __call__(self, *_: Any) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[Stop]:
+        """Handles SIGINT within the block; elsewhere than in the main thread Python has no signals, and nothing changes."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = signal.signal(signal.SIGINT, self)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Within the block equal steps give equal bits: the embedding's gradient is otherwise a race of atomic additions."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses deterministic mode without it
+    debug: Any = torch.utils.deterministic
+    was, fill = torch.are_deterministic_algorithms_enabled(), debug.fill_uninitialized_memory
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    debug.fill_uninitialized_memory = False  # it writes every new buffer once more
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was, warn_only=warn_only)
+        debug.fill_uninitialized_memory = fill
+
+
+@dataclass
+class Trainer:
+    """One recipe's model, from its initial weights or its last checkpoint."""
+
+    recipe: str
+    settings: Settings
+    device: torch.device
+    folder: Path
+
+    def __post_init__(self) -> None:
+        torch.compiler.reset()  # every recipe compiles the same forward: without this they'd share Dynamo's recompile limit
+        self.model = model.build(self.settings).to(self.device)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        self.optimizer = model.optimizer(self.model, self.settings)
+        self.compiled, self.loss = model.compile_loss(self.model, self.recipe, self.settings, self.device)
+        self.curves = checkpoint.Curves()
+        self.coverage: dict[str, Any] = {}
+        self.report: Any = None
+
+    @property
+    def done(self) -> int:
+        return len(self.curves.losses)
+
+    def start(self, batch: tuple[Tensor, Tensor], resume: bool) -> None:
+        """Compiles, then takes up the state: with `resume` that of the last checkpoint if there is one, else the beginning.
+
+        One forward and backward is thrown away for it. So what a compilation draws or measures is in no step, and an
+        option that cannot be met (strict) is an error before the first one.
+        """
+        began = time.perf_counter()
+        self.loss(*self._put(batch)).backward()
+        self._wait()
+        self.optimizer.zero_grad()
+        compile_seconds = time.perf_counter() - began
+        self.report = fp4.report(self.compiled)
+        self.coverage = self.report.to_dict()
+        torch.manual_seed(self.settings.seed)
+        saved = checkpoint.latest(self.folder) if resume else None
+        if saved is not None:
+            self.curves, state = checkpoint.load(saved, self.model, self.optimizer, self.device)
+            checkpoint.set_rng_state(state, self.device)
+        self.curves.compile_seconds = compile_seconds
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> float:
+        """One optimizer step. Returns the loss of the batch before it, in nats. Raises TrainError when it is not finite."""
+        began = time.perf_counter()
+        torch.compiler.cudagraph_mark_step_begin()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate(self.done)
+        loss = self.loss(*self._put(batch))
+        loss.backward()
+        if self.settings.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainError(
+                f"recipe {self.recipe}: the loss of step {self.done + 1} is {value}; write a smaller --lr or a longer --warmup"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._wait()
+        self.curves.losses.append(value)
+        self.curves.seconds.append(time.perf_counter() - began)
+        return value
+
+    def evaluate(self, batches: data.Batches) -> float:
+        """Mean loss over held-out text, in nats, by the forward that training runs; it leaves the random state as it was.
+
+        Gradients stay enabled: under no_grad the model would be compiled once more, for the same values.
+        """
+        state = checkpoint.rng_state(self.device)
+        losses = []
+        for batch in batches.evaluation(self.settings.eval_batches):
+            torch.compiler.cudagraph_mark_step_begin()
+            losses.append(self.loss(*self._put(batch)).item())
+        checkpoint.set_rng_state(state, self.device)
+        value = statistics.fmean(losses)
+        self.curves.evals.append((self.done, value))
+        return value
+
+    def save(self) -> Path:
+        return checkpoint.save(self.folder, self.model, self.optimizer, self.curves, self.device)
+
+    def _put(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return batch[0].to(self.device), batch[1].to(self.device)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def run(
+    settings: Settings, *, resume: bool = False, console: Console | None = None, show_report: bool = False
+) -> dict[str, Any]:
+    """Trains one model a recipe and returns what ``run.json`` says; docs/training.md describes it.
+
+    resume: go on with the run in ``settings.out``, whose settings must be these. console: where progress is shown (None:
+    nowhere). show_report: print each recipe's coverage report. Ctrl-C saves a checkpoint and returns with ``status``
+    "interrupted". Raises TrainError for settings that this machine, text or folder cannot meet.
+    """
+    require_extra()
+    known = fp4.recipes()
+    if unknown := [r for r in settings.recipes if r not in known]:
+        raise TrainError(f"unknown recipe {', '.join(unknown)}; write one or several of {', '.join(sorted(known))}")
+    model.mode_options(settings.mode)
+    device = _device(settings.device)
+    out = Path(settings.out)
+    if resume:
+        _check_same(settings, Settings.load(out))
+    elif (out / "run.json").exists():
+        raise TrainError(f"{out} holds a run already; write --resume to go on with it, or another --out")
+    console = console or Console(quiet=True)
+    with console.status("reading the text, training the tokenizer"):
+        corpus = data.prepare(settings.data, settings.vocab, out / "data", reuse=resume)
+    training = data.Batches("training", corpus.train, settings.batch, settings.seq, settings.seed)
+    held_out = data.Batches("held-out", corpus.held_out, settings.batch, settings.seq, settings.seed)
+    info = corpus.info
+    console.print(f"{info.source}: {info.files} files, {info.train_tokens:,} tokens, {info.held_out_tokens:,} more held out")
+    document: dict[str, Any] = {
+        "format": 1,
+        "status": "running",
+        "settings": settings.to_dict(),
+        "machine": results.machine(device),
+        "versions": results.versions(),
+        "corpus": dataclasses.asdict(info),
+        "recipes": results.read(out / "run.json")["recipes"] if resume else {},
+    }
+    results.write(out / "run.json", document)
+    with deterministic(), Stop().installed() as stop:
+        for recipe in settings.recipes:
+            if document["recipes"].get(recipe, {}).get("steps") == settings.steps:
+                continue  # a resumed run that had finished this recipe
+            trainer = Trainer(recipe, settings, device, out / recipe)
+            with console.status(f"{recipe}: compiling"):
+                trainer.start(training.training(0), resume)
+            if show_report:
+                console.print(trainer.report.table())
+            _train(trainer, training, held_out, stop, console, document)
+            if stop.requested:
+                break
+    document["status"] = "interrupted" if stop.requested else "finished"
+    results.write(out / "run.json", document)
+    plot.draw(document, out / "loss.png")
+    return document
+
+
+def _train(
+    trainer: Trainer, training: data.Batches, held_out: data.Batches, stop: Stop, console: Console, document: dict[str, Any]
+) -> None:
+    """The steps that are left, with evaluations and checkpoints between them, until the end or a request to stop."""
+    s = trainer.settings
+    columns = (
+        TextColumn("{task.description:>8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(trainer.recipe, total=s.steps, completed=trainer.done, figures="")
+        while trainer.done < s.steps and not stop.requested:
+            loss = trainer.step(training.training(trainer.done))
+            last = trainer.done == s.steps
+            figures = f"loss {loss:.4f}, {s.batch * s.seq / trainer.curves.seconds[-1]:,.0f} tokens/s"
+            progress.update(task, completed=trainer.done, figures=figures)
+            if last or (s.eval_every and trainer.done % s.eval_every == 0):
+                trainer.evaluate(held_out)
+            if last or stop.requested or (s.checkpoint_every and trainer.done % s.checkpoint_every == 0):
+                trainer.save()
+                _record(trainer, document)
+    _record(trainer, document)
+
+
+def _record(trainer: Trainer, document: dict[str, Any]) -> None:
+    """Brings ``run.json`` up to the trainer's step."""
+    entry = results.summary(trainer.curves, trainer.settings, trainer.coverage, trainer.parameters)
+    document["recipes"][trainer.recipe] = entry
+    results.add_gaps(document["recipes"], trainer.settings.steps)
+    results.write(trainer.folder.parent / "run.json", document)
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise TrainError("--device cuda, but torch sees no CUDA device here; write --device cpu or auto")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def _check_same(settings: Settings, saved: Settings) -> None:
+    """Raises TrainError for settings that differ from those the run was started with."""
+    mine, theirs = settings.to_dict(), saved.to_dict()
+    differ = [f"{name} ({theirs[name]!r}, now {mine[name]!r})" for name in mine if mine[name] != theirs[name] and name != "out"]
+    if differ:
+        raise TrainError(f"a run goes on with the settings it was started with, and these differ: {', '.join(differ)}")

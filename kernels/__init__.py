@@ -1,0 +1,1 @@
+"""Generated Triton kernels. Nothing imports this package until a kernel is needed."""

@@ -1,0 +1,148 @@
+"""The ``fp4::`` operators: what a rewritten graph calls, with the same meaning on every device.
+
+Functional, contiguous outputs, no implicit randomness. A specification travels as its text (``str(quantizer)``). They have no
+derivative: a graph gets its backward before they are put in, so differentiating through one is an error, not a zero.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp4.runtime import layout, reference
+from fp4.runtime.layout import Size, ceil_div
+from fp4.runtime.spec import Quantizer, Rotation
+
+quantizer = lru_cache(maxsize=None)(Quantizer.parse)
+rotation = lru_cache(maxsize=None)(Rotation.parse)
+
+LIBRARY = torch.library.Library("fp4", "DEF")
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _check_operand(op: str, x: Tensor) -> None:
+    if x.dim() != 2:
+        raise ValueError(f"fp4::{op}: x has {x.dim()} dimensions; flatten it to (rows, contracted dimension)")
+    _check_dtype(op, x)
+
+
+def _check_dtype(op: str, x: Tensor) -> None:
+    if x.dtype not in _FLOATS:
+        raise TypeError(f"fp4::{op}: x is {x.dtype}; write x.float() for FP32, or pass bfloat16 or float16")
+
+
+def _amax(x: Tensor) -> Tensor:
+    _check_dtype("amax", x)
+    return reference.amax(x)
+
+
+def _amax_fake(x: Tensor) -> Tensor:
+    _check_dtype("amax", x)
+    return x.new_empty((), dtype=torch.float32)
+
+
+def _rotate(x: Tensor, rotation_text: str, seed: Tensor | None, site: int) -> Tensor:
+    _check_operand("rotate", x)
+    return reference.rotate(x, rotation(rotation_text), seed, site).contiguous()
+
+
+def _rotate_fake(x: Tensor, rotation_text: str, seed: Tensor | None, site: int) -> Tensor:
+    _check_operand("rotate", x)
+    r = rotation(rotation_text)
+    return x.new_empty((x.shape[0], ceil_div(x.shape[1], r.size) * r.size), dtype=torch.bfloat16 if r.bf16 else torch.float32)
+
+
+def _quantize(
+    x: Tensor, amax: Tensor | None, quantizer_text: str, seed: Tensor | None, site: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check_operand("quantize", x)
+    codes, scales, tensor_scale = reference.quantize(x, quantizer(quantizer_text), amax, seed, site)
+    return codes.contiguous(), scales.contiguous(), tensor_scale
+
+
+def _quantize_fake(
+    x: Tensor, amax: Tensor | None, quantizer_text: str, seed: Tensor | None, site: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check_operand("quantize", x)
+    q = quantizer(quantizer_text)
+    row_blocks, column_blocks = ceil_div(x.shape[0], q.block[0]), ceil_div(x.shape[1], q.block[1])
+    width = column_blocks * (q.block[1] // 2 if q.packed else q.block[1])
+    scale_dtype = torch.float32 if q.scale_format == "fp32" else torch.uint8
+    return (
+        x.new_empty((x.shape[0], width), dtype=torch.uint8),
+        x.new_empty((row_blocks, column_blocks), dtype=scale_dtype),
+        x.new_empty((), dtype=torch.float32),
+    )
+
+
+def _dequantize(
+    codes: Tensor, scales: Tensor, tensor_scale: Tensor | None, quantizer_text: str, columns: int, dtype: torch.dtype
+) -> Tensor:
+    q = quantizer(quantizer_text)
+    if tensor_scale is None:
+        return reference.decode(codes, scales, q, columns, dtype).contiguous()
+    return reference.dequantize(codes, scales, tensor_scale, q, columns, dtype).contiguous()
+
+
+def _dequantize_fake(
+    codes: Tensor, scales: Tensor, tensor_scale: Tensor | None, quantizer_text: str, columns: Size, dtype: torch.dtype
+) -> Tensor:
+    return codes.new_empty((codes.shape[0], columns), dtype=dtype)
+
+
+def _mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return reference.mm(a, b, alpha, bias, dtype)
+
+
+def _mm_fake(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    torch._check(a.shape[1] == b.shape[1], lambda: f"fp4::mm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; K is last in both")
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+
+
+def _swizzle_fake(scales: Tensor) -> Tensor:
+    tiles = ceil_div(scales.shape[0], layout.TILE_ROWS) * ceil_div(scales.shape[1], layout.TILE_COLUMNS)
+    return scales.new_empty((tiles * layout.TILE_BYTES,))
+
+
+def _unswizzle_fake(data: Tensor, rows: Size, columns: Size) -> Tensor:
+    return data.new_empty((rows, columns))
+
+
+def _no_backward(op: str) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError(
+            f"fp4::{op} has no derivative. Train through torch.compile(model, backend='fp4'), which puts these ops in after "
+            "the backward exists, or call it on x.detach()"
+        )
+
+    return backward
+
+
+_OPS: tuple[tuple[str, str, Any, Any], ...] = (
+    ("amax", "(Tensor x) -> Tensor", _amax, _amax_fake),
+    ("rotate", "(Tensor x, str rotation, Tensor? seed, int site) -> Tensor", _rotate, _rotate_fake),
+    (
+        "quantize",
+        "(Tensor x, Tensor? amax, str quantizer, Tensor? seed, int site) -> (Tensor, Tensor, Tensor)",
+        _quantize,
+        _quantize_fake,
+    ),
+    (
+        "dequantize",
+        "(Tensor codes, Tensor scales, Tensor? tensor_scale, str quantizer, SymInt columns, ScalarType dtype) -> Tensor",
+        _dequantize,
+        _dequantize_fake,
+    ),
+    ("mm", "(Tensor a, Tensor b, Tensor? alpha, Tensor? bias, ScalarType dtype) -> Tensor", _mm, _mm_fake),
+    ("swizzle", "(Tensor scales) -> Tensor", layout.swizzle, _swizzle_fake),
+    ("unswizzle", "(Tensor data, SymInt rows, SymInt columns) -> Tensor", layout.unswizzle, _unswizzle_fake),
+)
+
+for _name, _schema, _impl, _fake in _OPS:
+    LIBRARY.define(_name + _schema)
+    LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fp4::{_name}", _fake, lib=LIBRARY)
+    torch.library.register_autograd(f"fp4::{_name}", _no_backward(_name), lib=LIBRARY)

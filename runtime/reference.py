@@ -1,0 +1,306 @@
+"""The oracle: amax, rotation, quantization, decoding and the GEMM, in plain ATen.
+
+Every executor agrees with this module bit for bit. It is also what a CPU runs: the functions are traced into the graph and
+fused by Inductor, so there is no data-dependent control flow, no in-place write, no constant tensor and no branch on a size.
+
+Operands are 2-D, (R, C), with the contracted dimension last; strides are free. The arithmetic is FP32 on the value given.
+Sums that precede a rounding decision are pairwise trees of a fixed shape. An executor must not contract a product and a sum
+into a fused multiply-add.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fp4.runtime.formats import E2M1_MAX, E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
+from fp4.runtime.layout import Size, blocks, ceil_div, pack, pad_to, unblock, unpack
+from fp4.runtime.rng import STREAM_ELEMENT, STREAM_SCALE, STREAM_SIGNS, uniform, words
+from fp4.runtime.rounding import (
+    ELEMENT_MAX,
+    bits,
+    e8m0_inverse,
+    e8m0_value,
+    element_value,
+    exmy_value,
+    nan_code,
+    round_bf16,
+    round_element,
+    round_exmy,
+)
+from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation, SpecError
+
+# Added to the bits of a block's amax, these carry into the exponent where the rule rounds the scale up: from a significand of
+# 1.75, of 1.8125, above 1.5 (E2M1's maximum is 1.5 * 2^2), above 1.75 (E4M3's and E5M2's are 1.75 * 2^8 and 1.75 * 2^15).
+_MX_CARRY = {"floor": 0, "range_fit": 0, "even": 0x200000, "uos": 0x180000, "ceil": 0x3FFFFF, "rceil": 0x1FFFFF}
+_TOP_EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}
+
+# (code values, codes, block scales, scale codes, tensor scale): two in blocks, two of (row blocks, column blocks), one 0-d.
+Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def amax(x: Tensor) -> Tensor:
+    """Largest finite magnitude of `x` (any shape), FP32, 0-d. 0 for an empty tensor; NaN and Inf are passed over."""
+    a = x.float().abs()
+    a = torch.where(a < torch.inf, a, 0.0)
+    if statically_known_true(x.numel() > 0):
+        return a.amax()
+    return torch.nn.functional.pad(a.reshape(-1), (0, 1)).amax()
+
+
+def signs(rotation: Rotation, seed: Tensor | None, site: int, device: torch.device) -> Tensor:
+    """The diagonal of a rotation: (n,) FP32 of +-1. Fresh signs are the top bits of random words 0..n-1 of (seed, site)."""
+    n = rotation.size
+    if rotation.signs == "none":
+        return torch.ones(n, dtype=torch.float32, device=device)
+    if rotation.signs == "fresh":
+        word = words(_need_seed(seed, rotation), site, (n,), STREAM_SIGNS, device)
+        return 1.0 - 2.0 * (word >> 31).to(torch.float32)
+    # Integers, not a tensor constant: a traced graph must not hold one. 32 signs an integer.
+    index = torch.arange(n, dtype=torch.int64, device=device) % len(rotation.vector)
+    mask = torch.zeros_like(index)
+    for first in range(0, len(rotation.vector), 32):
+        part = sum((v < 0) << i for i, v in enumerate(rotation.vector[first : first + 32]))
+        mask = torch.where(index >= first, part, mask)
+    return 1.0 - 2.0 * ((mask >> (index % 32)) & 1).to(torch.float32)
+
+
+def rotate(x: Tensor, rotation: Rotation, seed: Tensor | None, site: int) -> Tensor:
+    """x diag(signs) H_n / sqrt(n) along the last dimension, in blocks of n.
+
+    x: (R, C), any float dtype. Returns (R, ceil(C/n)*n), BF16 if ``rotation.bf16`` else FP32; the padding takes part.
+    Order: signs, butterfly stages 1, 2, 4, ... in FP32, one multiply by 1/sqrt(n), one rounding.
+    """
+    n = rotation.size
+    rows, columns = x.shape[0], ceil_div(x.shape[1], n) * n
+    y = pad_to(x.float(), 1, n).reshape(rows, columns // n, n)
+    if rotation.signs != "none":
+        y = y * signs(rotation, seed, site, x.device)
+    step = 1
+    while step < n:
+        pairs = y.reshape(rows, columns // n, n // (2 * step), 2, step)
+        a, b = pairs[:, :, :, 0], pairs[:, :, :, 1]
+        y = torch.stack((a + b, a - b), dim=3)
+        step *= 2
+    y = y.reshape(rows, columns) * (1.0 / math.sqrt(n))
+    return round_bf16(y).to(torch.bfloat16) if rotation.bf16 else y
+
+
+def quantize(
+    x: Tensor, q: Quantizer, amax: Tensor | None = None, seed: Tensor | None = None, site: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, block scales and tensor scale of an operand.
+
+    x: (R, C), any float dtype. amax: FP32 0-d, the operand's amax where ``q.needs_amax``; computed when None. seed: one int64
+    element, required where ``q.needs_seed``.
+
+    Returns codes uint8, (R, Cp/2) packed or (R, Cp) for 8-bit elements, with Cp = C padded to the block; scales, uint8
+    (ceil(R/b0), Cp/b1) in ``q.scale_format``, or FP32 for FP8; tensor scale, FP32 0-d, the factor of the decoded value beyond
+    code * scale. A block with a NaN or Inf element has a NaN scale; its codes mean nothing.
+    """
+    _, _, codes, scales, tensor_scale = quantize_values(x, q, amax, seed, site)
+    return pack(codes) if q.packed else codes, scales, tensor_scale
+
+
+def quantize_values(
+    x: Tensor, q: Quantizer, amax: Tensor | None = None, seed: Tensor | None = None, site: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`quantize` before packing: (values FP32 (R, Cp), scales FP32, codes uint8 (R, Cp), scales, tensor scale).
+
+    ``decode_values(values, scales FP32)`` equals ``decode`` of the packed codes, bit for bit.
+    """
+    xb = blocks(x.float(), q.block)
+    u = None
+    if q.rounding == "stochastic":
+        u = blocks(uniform(words(_need_seed(seed, q), site, x.shape, STREAM_ELEMENT, x.device)), q.block)
+    largest = xb.abs().amax(dim=(1, 3))  # (row blocks, column blocks); NaN and Inf survive a maximum
+    finite = largest < torch.inf
+    block_max = torch.where(finite, largest, 0.0)
+    tensor_scale = torch.ones((), dtype=torch.float32, device=x.device)
+    if isinstance(q, NVFP4):
+        tensor_max = _tensor_amax(x, amax) if q.needs_amax else tensor_scale
+        if q.rounding == "ms_eden":
+            v, code, s, scale_code, tensor_scale = _ms_eden(xb, block_max, tensor_max, q, _need_seed(seed, q), site)
+        elif q.four_six:
+            v, code, s, scale_code, tensor_scale = _four_six(xb, block_max, tensor_max, q)
+        else:
+            v, code, s, scale_code, tensor_scale = _nvfp4(xb, block_max, tensor_max, q, u)
+    elif isinstance(q, FP8):
+        s = block_max / _constant(ELEMENT_MAX[q.format], x)
+        s = torch.where(s > 0.0, s, 1.0)
+        v, code = round_element(xb / _spread(s), q.format)
+        s = torch.where(finite, s, torch.nan)
+        return unblock(v, x.shape[0]), s, unblock(code, x.shape[0]), s, tensor_scale
+    elif isinstance(q, MXFP4 | MXFP8):
+        v, code, s, scale_code, tensor_scale = _mx(xb, block_max, q, u)
+    else:
+        raise SpecError(f"{q} has no arithmetic; write NVFP4, MXFP4, MXFP8 or FP8")
+    scale_code = torch.where(finite, scale_code, nan_code(q.scale_format)).to(torch.uint8)
+    s = torch.where(finite, s, torch.nan)
+    return unblock(v, x.shape[0]), s, unblock(code, x.shape[0]), scale_code, tensor_scale
+
+
+def decode_values(values: Tensor, scales: Tensor, q: Quantizer, columns: Size, dtype: torch.dtype) -> Tensor:
+    """Code values (R, Cp) FP32 times block scales FP32: (R, columns) of `dtype`, the tensor scale left out.
+
+    The product is formed in FP32 and rounded once; it is exact in BF16 where ``q.exact_in_bf16``.
+    """
+    rows, padded = values.shape
+    b0, b1 = q.block
+    if b0 == 1:
+        full = (values.reshape(rows, scales.shape[1], b1) * scales.unsqueeze(2)).reshape(rows, padded)
+    else:
+        spread = scales.reshape(scales.shape[0], 1, scales.shape[1], 1).expand(-1, b0, -1, b1)
+        full = values * spread.reshape(scales.shape[0] * b0, padded)[:rows]
+    return full[:, :columns].to(dtype)
+
+
+def decode(codes: Tensor, scales: Tensor, q: Quantizer, columns: Size, dtype: torch.dtype) -> Tensor:
+    """Code times block scale, the tensor scale left out: (R, columns) of `dtype`. codes, scales: as `quantize` returns them."""
+    values = element_value(unpack(codes) if q.packed else codes, q.element_dtype)
+    block_scales = scales if q.scale_format == "fp32" else exmy_value(scales, q.scale_format)
+    return decode_values(values, block_scales, q, columns, dtype)
+
+
+def dequantize(
+    codes: Tensor, scales: Tensor, tensor_scale: Tensor, q: Quantizer, columns: Size, dtype: torch.dtype
+) -> Tensor:
+    """code * block scale * tensor scale in FP32, rounded once to `dtype`: (R, columns)."""
+    return (decode(codes, scales, q, columns, torch.float32) * tensor_scale).to(dtype)
+
+
+def mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """a b^T * alpha + bias: products and sums in FP32, one rounding to `dtype`.
+
+    a: (M, K), b: (N, K), any float dtype. alpha: FP32 0-d (the product of the tensor scales). bias: (N,). Returns (M, N).
+    """
+    # A library GEMM's order of additions follows the memory layout, so the layout is made one.
+    a, b = a.contiguous(), b.contiguous()
+    if a.device.type == "cuda" and a.dtype == b.dtype == torch.bfloat16:
+        y = torch.mm(a, b.t(), out_dtype=torch.float32)
+    else:
+        y = torch.mm(a.float(), b.float().t())
+    if alpha is not None:
+        y = y * alpha
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(dtype)
+
+
+def _need_seed(seed: Tensor | None, what: Quantizer | Rotation) -> Tensor:
+    if seed is None:
+        raise SpecError(f"{what} draws random numbers; pass seed, an int64 tensor of one element")
+    return seed
+
+
+def _tensor_amax(x: Tensor, given: Tensor | None) -> Tensor:
+    return amax(x) if given is None else given.float().reshape(())
+
+
+def _constant(value: float, like: Tensor) -> Tensor:
+    """FP32, 0-d. Division needs it: CUDA makes ``x / 3.0`` a product, Python ``3.0 / x`` a product with the reciprocal."""
+    return torch.full((), value, dtype=torch.float32, device=like.device)
+
+
+def _spread(s: Tensor) -> Tensor:
+    """(row blocks, column blocks) -> (row blocks, 1, column blocks, 1), to broadcast over blocks."""
+    return s.unsqueeze(1).unsqueeze(3)
+
+
+def _tree_sum(x: Tensor, block: tuple[int, ...]) -> Tensor:
+    """Sum over each block of (row blocks, b0, column blocks, b1), halving the columns and then the rows."""
+    rows, columns = block
+    while columns > 1:
+        columns //= 2
+        x = x[..., :columns] + x[..., columns:]
+    while rows > 1:
+        rows //= 2
+        x = x[:, :rows] + x[:, rows:]
+    return x[:, 0, :, 0]
+
+
+def _nvfp4(xb: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, u: Tensor | None) -> Parts:
+    """NVFP4 with one block scale a block, nearest or stochastic elements (NVIDIA 2509.25149, appendix B)."""
+    s_enc = torch.ones_like(tensor_max)
+    if q.tensor_scale:
+        range_max = min(E2M1_MAX * SCALE_FORMATS[q.scale][3], FLT_MAX)
+        s_enc = torch.where(tensor_max > 0.0, (_constant(range_max, xb) / tensor_max).clamp(max=FLT_MAX), 1.0)
+    t = block_max * (s_enc * (1.0 / q.factor))
+    s, scale_code = round_exmy(t, q.scale)
+    tensor_scale = s_enc.reciprocal()
+    e = (s * tensor_scale).reciprocal().clamp(max=FLT_MAX)
+    v, code = round_element(xb * _spread(e), "e2m1", u)
+    return v, code, s, scale_code, tensor_scale
+
+
+def _headroom_scale(tensor_max: Tensor, q: NVFP4, factor: float) -> Tensor:
+    """amax / (factor * 256) for E4M3: the block scales stay under 4/7 of their maximum. 1 for a zero (or vanishing) amax."""
+    if not q.tensor_scale:
+        return torch.ones_like(tensor_max)
+    top = SCALE_FORMATS[q.scale][3] * (E4M3_HEADROOM_MAX / E4M3_MAX)
+    t = tensor_max / _constant(min(factor * top, FLT_MAX), tensor_max)
+    return torch.where(t > 0.0, t, 1.0)
+
+
+def _divide(xb: Tensor, scale: Tensor) -> Tensor:
+    """x / scale, block by block; zero with the sign of x where the block's scale is zero."""
+    return torch.where(_spread(scale) > 0.0, xb / _spread(scale), xb * 0.0)
+
+
+def _four_six(xb: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4) -> Parts:
+    """Per block, the better of mapping the block's amax to 6 or to 4; a tie keeps 6 (Four Over Six 2512.02010)."""
+    tensor_scale = _headroom_scale(tensor_max, q, float(E2M1_MAX))
+    found = []
+    for target in (6.0, 4.0):
+        s, scale_code = round_exmy(block_max / (tensor_scale * target), q.scale)
+        v, code = round_element(_divide(xb, s * tensor_scale), "e2m1")
+        error = xb - v * _spread(s) * tensor_scale
+        found.append((v, code, s, scale_code, _tree_sum(error * error, q.block)))
+    (v6, code6, s6, scale6, error6), (v4, code4, s4, scale4, error4) = found
+    four = error4 < error6
+    each = _spread(four)
+    v, code = torch.where(each, v4, v6), torch.where(each, code4, code6)
+    return v, code, torch.where(four, s4, s6), torch.where(four, scale4, scale6), tensor_scale
+
+
+def _ms_eden(y: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, seed: Tensor, site: int) -> Parts:
+    """Nearest codes, and a block scale corrected by <y,y>/<y,yhat> and rounded stochastically (Quartet II 2601.22813)."""
+    tensor_scale = _headroom_scale(tensor_max, q, q.factor)
+    s, _ = round_exmy(block_max / (tensor_scale * q.factor), q.scale)
+    v, code = round_element(_divide(y, s * tensor_scale), "e2m1")
+    projected = _tree_sum(y * (v * _spread(s) * tensor_scale), q.block)
+    correction = _tree_sum(y * y, q.block) / projected
+    # Squares of tiny or huge values leave FP32's range; such a block keeps its scale, as one that decodes to zero does.
+    correction = torch.where((projected > 0.0) & (correction < torch.inf), correction, 1.0)
+    u = uniform(words(seed, site, s.shape, STREAM_SCALE, y.device))
+    s, scale_code = round_exmy(s * correction, q.scale, u)
+    return v, code, s, scale_code, tensor_scale
+
+
+def _mx(xb: Tensor, block_max: Tensor, q: MXFP4 | MXFP8, u: Tensor | None) -> Parts:
+    """Power of two block scales (OCP Microscaling 1.0 and the rules of MXFP4.scale_rule, MXFP8.scale_rule)."""
+    # The exponent is that of the block before the prescale, so that 3/4 keeps a maximum below 8 * 2^E within 6 * 2^E.
+    scale_code = _mx_scale(xb, block_max, q)
+    factor = (3.0 if q.scale_rule == "range_fit" else 1.0) * (q.prescale if isinstance(q, MXFP4) else 1.0)
+    tensor_scale = _constant(1.0 / factor, xb)
+    scaled = xb * _spread(e8m0_inverse(scale_code))
+    if factor != 1.0:
+        scaled = scaled * factor
+    v, code = round_element(scaled, q.element_dtype, u)
+    return v, code, e8m0_value(scale_code), scale_code, tensor_scale
+
+
+def _mx_scale(xb: Tensor, block_max: Tensor, q: MXFP4 | MXFP8) -> Tensor:
+    """Biased exponents, int32 0..254, from the bits of the float: its logarithm would round. 0 for a zero block."""
+    if q.scale_rule == "quest":
+        size = q.block[0] * q.block[1]
+        finite = torch.where(xb.abs() < torch.inf, xb, 0.0)
+        centred = finite - _spread(_tree_sum(finite, q.block) * (1.0 / size))
+        sigma = (_tree_sum(centred * centred, q.block) * (1.0 / size)).sqrt()
+        field = (bits(sigma * (QUEST_SIGMA / E2M1_MAX) + 1e-8) >> 23) & 0xFF  # a NaN of overflowed sums may have the sign bit
+        return torch.where(block_max > 0.0, field.clamp(max=254), 0)
+    top = 0 if q.scale_rule == "range_fit" else _TOP_EXPONENT[q.element_dtype]
+    return (((bits(block_max) + _MX_CARRY[q.scale_rule]) >> 23) - top).clamp(min=0, max=254)

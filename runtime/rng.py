@@ -1,0 +1,61 @@
+"""Random words: Philox4x32-10 (Salmon et al., SC 2011) as a function of (seed, site, element).
+
+A draw depends on the element's logical linear index, never on a tile, a row count or a launch, so that the oracle, Inductor
+and a Triton kernel of any tile size draw the same word for the same element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+PHILOX_ROUNDS = 10
+
+# The third word of the counter keeps draws for different purposes apart.
+STREAM_ELEMENT = 0
+STREAM_SIGNS = 1
+STREAM_SCALE = 2
+
+MASK = 0xFFFFFFFF
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four random words of each counter.
+
+    Every tensor is int64 holding uint32 values; shapes broadcast. The product of two uint32 wraps in int64, which is why the
+    high half is masked after the (arithmetic) shift.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for turn in range(PHILOX_ROUNDS):
+        p0, p1 = c0 * PHILOX_MULTIPLIERS[0], c2 * PHILOX_MULTIPLIERS[1]
+        r0, r1 = (k0 + turn * PHILOX_KEY_STEPS[0]) & MASK, (k1 + turn * PHILOX_KEY_STEPS[1]) & MASK
+        c0, c1, c2, c3 = ((p1 >> 32) & MASK) ^ c1 ^ r0, p1 & MASK, ((p0 >> 32) & MASK) ^ c3 ^ r1, p0 & MASK
+    return c0, c1, c2, c3
+
+
+def words(seed: Tensor, site: int, shape: Sequence[int | torch.SymInt], stream: int, device: torch.device) -> Tensor:
+    """Random words of the elements of a contiguous tensor.
+
+    seed: one int64 element, read on the device. site: which op of the graph draws. stream: STREAM_ELEMENT, STREAM_SIGNS or
+    STREAM_SCALE. Element i (linear) gets word i % 4 of counter (i // 4, stream).
+
+    Returns int64 of `shape`, values in [0, 2^32).
+    """
+    count: int | torch.SymInt = 1
+    for size in shape:
+        count = count * size
+    index = torch.arange((count + 3) // 4, dtype=torch.int64, device=device)
+    zero = torch.zeros_like(index)
+    key = (seed.reshape(()).to(device) & MASK, torch.full((), site & MASK, dtype=torch.int64, device=device))
+    four = philox((index & MASK, index >> 32, zero + stream, zero), key)
+    return torch.stack(four, dim=-1).reshape(-1)[:count].reshape(*shape)
+
+
+def uniform(word: Tensor) -> Tensor:
+    """FP32 in [0, 1) from the upper 24 bits of a random word: exact, and so is the comparison with a probability."""
+    return (word >> 8).to(torch.float32) * 2.0**-24
