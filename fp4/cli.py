@@ -92,6 +92,7 @@ def train(
     """
     console = Console()
     _quiet()
+    from fp4.compiler.backend import OptionError
     from fp4.train import Settings, TrainError, run
 
     try:
@@ -122,7 +123,7 @@ def train(
                 out=out or f"runs/{datetime.now():%Y%m%d-%H%M%S}",
             )
         results = run(settings, resume=resume, console=console, show_report=report)
-    except TrainError as error:
+    except (TrainError, OptionError) as error:
         Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     if results["status"] == "interrupted":

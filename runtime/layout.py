@@ -38,20 +38,30 @@ def blocks(x: Tensor, block: tuple[int, ...]) -> Tensor:
     return pad_to(x, b0, b1).reshape(ceil_div(r, b0), b0, ceil_div(c, b1), b1)
 
 
-def unblock(x: Tensor, rows: Size) -> Tensor:
-    """The inverse of `blocks`, with the padded rows cut off: (rows, padded columns)."""
-    full = x.reshape(x.shape[0] * x.shape[1], x.shape[2] * x.shape[3])
-    return full if x.shape[1] == 1 else full[:rows]
+def cut(x: Tensor, rows: Size, columns: Size) -> Tensor:
+    """The inverse of `blocks`: the first `rows` rows and `columns` columns, as a view of all of them.
+
+    Not written as a slice: Inductor's C++ backend (torch 2.13) divides a loop over a sliced dimension by the block and drops
+    the remainder. Behind as_strided it computes whole blocks.
+    """
+    height, width = x.shape[0] * x.shape[1], x.shape[2] * x.shape[3]
+    full = x.reshape(height, width)
+    if statically_known_true(rows == height) and statically_known_true(columns == width):
+        return full
+    return full.contiguous().as_strided((rows, columns), (width, 1))
 
 
 def pack(codes: Tensor) -> Tensor:
     """Two codes a byte: (R, C) uint8 of 4-bit codes, C even -> (R, C/2) uint8, the even column in the low nibble."""
-    return codes[:, 0::2] | (codes[:, 1::2] << 4)
+    # Flat, since a matrix of no columns has strides that no wider dtype can view.
+    pairs = codes.reshape(-1).view(torch.int16)  # the even column is the low byte; slices of step 2 would not vectorize
+    return ((pairs & 0xF) | (pairs >> 4)).to(torch.uint8).reshape(codes.shape[0], codes.shape[1] // 2)
 
 
 def unpack(codes: Tensor) -> Tensor:
     """The inverse of `pack`: (R, C/2) uint8 -> (R, C) uint8."""
-    return torch.stack((codes & 0xF, codes >> 4), dim=-1).reshape(codes.shape[0], codes.shape[1] * 2)
+    byte = codes.to(torch.int16)
+    return ((byte & 0xF) | ((byte >> 4) << 8)).contiguous().view(torch.uint8)
 
 
 def swizzle(scales: Tensor) -> Tensor:

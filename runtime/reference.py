@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp4.runtime.formats import E2M1_MAX, E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
-from fp4.runtime.layout import Size, blocks, ceil_div, pack, pad_to, unblock, unpack
+from fp4.runtime.layout import Size, blocks, ceil_div, cut, pack, pad_to, unpack
 from fp4.runtime.rng import STREAM_ELEMENT, STREAM_SCALE, STREAM_SIGNS, uniform, words
 from fp4.runtime.rounding import (
     ELEMENT_MAX,
@@ -112,6 +112,7 @@ def quantize_values(
 
     ``decode_values(values, scales FP32)`` equals ``decode`` of the packed codes, bit for bit.
     """
+    rows, columns = x.shape[0], ceil_div(x.shape[1], q.block[1]) * q.block[1]
     xb = blocks(x.float(), q.block)
     u = None
     if q.rounding == "stochastic":
@@ -129,18 +130,18 @@ def quantize_values(
         else:
             v, code, s, scale_code, tensor_scale = _nvfp4(xb, block_max, tensor_max, q, u)
     elif isinstance(q, FP8):
-        s = block_max / _constant(ELEMENT_MAX[q.format], x)
+        s = _quotient(block_max, ELEMENT_MAX[q.format])
         s = torch.where(s > 0.0, s, 1.0)
         v, code = round_element(xb / _spread(s), q.format)
         s = torch.where(finite, s, torch.nan)
-        return unblock(v, x.shape[0]), s, unblock(code, x.shape[0]), s, tensor_scale
+        return cut(v, rows, columns), s, cut(code, rows, columns), s, tensor_scale
     elif isinstance(q, MXFP4 | MXFP8):
         v, code, s, scale_code, tensor_scale = _mx(xb, block_max, q, u)
     else:
         raise SpecError(f"{q} has no arithmetic; write NVFP4, MXFP4, MXFP8 or FP8")
     scale_code = torch.where(finite, scale_code, nan_code(q.scale_format)).to(torch.uint8)
     s = torch.where(finite, s, torch.nan)
-    return unblock(v, x.shape[0]), s, unblock(code, x.shape[0]), scale_code, tensor_scale
+    return cut(v, rows, columns), s, cut(code, rows, columns), scale_code, tensor_scale
 
 
 def decode_values(values: Tensor, scales: Tensor, q: Quantizer, columns: Size, dtype: torch.dtype) -> Tensor:
@@ -148,14 +149,7 @@ def decode_values(values: Tensor, scales: Tensor, q: Quantizer, columns: Size, d
 
     The product is formed in FP32 and rounded once; it is exact in BF16 where ``q.exact_in_bf16``.
     """
-    rows, padded = values.shape
-    b0, b1 = q.block
-    if b0 == 1:
-        full = (values.reshape(rows, scales.shape[1], b1) * scales.unsqueeze(2)).reshape(rows, padded)
-    else:
-        spread = scales.reshape(scales.shape[0], 1, scales.shape[1], 1).expand(-1, b0, -1, b1)
-        full = values * spread.reshape(scales.shape[0] * b0, padded)[:rows]
-    return full[:, :columns].to(dtype)
+    return cut((blocks(values, q.block) * _spread(scales)).to(dtype), values.shape[0], columns)
 
 
 def decode(codes: Tensor, scales: Tensor, q: Quantizer, columns: Size, dtype: torch.dtype) -> Tensor:
@@ -201,8 +195,13 @@ def _tensor_amax(x: Tensor, given: Tensor | None) -> Tensor:
 
 
 def _constant(value: float, like: Tensor) -> Tensor:
-    """FP32, 0-d. Division needs it: CUDA makes ``x / 3.0`` a product, Python ``3.0 / x`` a product with the reciprocal."""
+    """FP32, 0-d. As a numerator it is divided: Python's ``3.0 / x`` is a product with the reciprocal, rounded twice."""
     return torch.full((), value, dtype=torch.float32, device=like.device)
+
+
+def _quotient(a: Tensor, value: float) -> Tensor:
+    """a / value, rounded once, for a >= 0. Inductor and CUDA make a division by a constant a product with its reciprocal."""
+    return a / torch.where(a < 0.0, a, value)
 
 
 def _spread(s: Tensor) -> Tensor:
@@ -241,7 +240,7 @@ def _headroom_scale(tensor_max: Tensor, q: NVFP4, factor: float) -> Tensor:
     if not q.tensor_scale:
         return torch.ones_like(tensor_max)
     top = SCALE_FORMATS[q.scale][3] * (E4M3_HEADROOM_MAX / E4M3_MAX)
-    t = tensor_max / _constant(min(factor * top, FLT_MAX), tensor_max)
+    t = _quotient(tensor_max, min(factor * top, FLT_MAX))
     return torch.where(t > 0.0, t, 1.0)
 
 

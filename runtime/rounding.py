@@ -94,7 +94,7 @@ def nan_code(name: str) -> int:
 
 
 def exmy_value(code: Tensor, name: str) -> Tensor:
-    """Codes (uint8) of an unsigned ExMy format to FP32; the NaN code to NaN."""
+    """Codes (uint8 or int32) of an unsigned ExMy format to FP32; the NaN code to NaN."""
     _, mantissa, bias, _ = SCALE_FORMATS[name]
     i = code.to(torch.int32)
     if name == "e8m0":
@@ -119,9 +119,12 @@ def round_element(x: Tensor, element: str, u: Tensor | None = None) -> tuple[Ten
 
 def element_value(code: Tensor, element: str) -> Tensor:
     """Codes (uint8, one a byte) of e2m1, e4m3 or e5m2 elements to FP32."""
+    # Comparisons in the type of the result: Inductor's conversion of a uint8 mask to a float mask is slow.
     if element == "e2m1":
-        m = (code & 7).to(torch.float32)
+        c = code.to(torch.float32)
+        m = torch.where(c < 8.0, c, c - 8.0)
         value = torch.where(m < 4.0, m * 0.5, torch.where(m < 6.0, m - 2.0, m * 2.0 - 8.0))
-        return torch.where(code >= 8, -value, value)
-    value = exmy_value(code & 0x7F, element)
-    return torch.where(code >= 0x80, -value, value)
+        return torch.where(c < 8.0, value, -value)
+    i = code.to(torch.int32)
+    value = exmy_value(i & 0x7F, element)
+    return torch.where(i < 0x80, value, -value)

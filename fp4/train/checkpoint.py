@@ -18,14 +18,14 @@ from torch import Tensor
 
 @dataclass
 class Curves:
-    """What a recipe's training has measured. losses, seconds: one a step, in nats and s; evals: (steps done, nats).
+    """What a recipe's training has measured. losses, seconds: one a step, in nats and s; evals: [steps done, nats] each.
 
     seconds counts the whole step (forward, backward, clipping, optimizer), without evaluations and checkpoints.
     """
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    evals: list[tuple[int, float]] = field(default_factory=list)
+    evals: list[list[float]] = field(default_factory=list)
     compile_seconds: float = 0.0
 
 

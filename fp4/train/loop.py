@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 import fp4
+from fp4.compiler.backend import Options
 from fp4.train import checkpoint, data, model, plot, results
 from fp4.train.settings import Settings, TrainError, require_extra
 
@@ -141,7 +142,7 @@ class Trainer:
             losses.append(self.loss(*self._put(batch)).item())
         checkpoint.set_rng_state(state, self.device)
         value = statistics.fmean(losses)
-        self.curves.evals.append((self.done, value))
+        self.curves.evals.append([self.done, value])
         return value
 
     def save(self) -> Path:
@@ -162,13 +163,15 @@ def run(
 
     resume: go on with the run in ``settings.out``, whose settings must be these. console: where progress is shown (None:
     nowhere). show_report: print each recipe's coverage report. Ctrl-C saves a checkpoint and returns with ``status``
-    "interrupted". Raises TrainError for settings that this machine, text or folder cannot meet.
+    "interrupted". Raises TrainError for settings that this machine, text or folder cannot meet, and what the backend raises
+    for its options.
     """
     require_extra()
     known = fp4.recipes()
     if unknown := [r for r in settings.recipes if r not in known]:
         raise TrainError(f"unknown recipe {', '.join(unknown)}; write one or several of {', '.join(sorted(known))}")
-    model.mode_options(settings.mode)
+    for recipe in settings.recipes:
+        Options.read(model.backend_options(recipe, settings), None)  # an error now rather than when it compiles
     device = _device(settings.device)
     out = Path(settings.out)
     if resume:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp4.train.settings import Settings, TrainError
+from fp4.train.settings import Settings
 
 BETAS = (0.9, 0.95)
 
@@ -37,15 +37,17 @@ def build(settings: Settings) -> Any:
     return LlamaForCausalLM(config)
 
 
+def backend_options(recipe: str, settings: Settings) -> dict[str, Any]:
+    """Options of the fp4 backend; torch.compile takes a mode or options, not both, so the mode is one of them."""
+    return {"recipe": recipe, "mode": settings.mode, **settings.options}
+
+
 def compile_loss(model: Any, recipe: str, settings: Settings, device: torch.device) -> tuple[Any, Callable[..., Tensor]]:
     """(compiled model, loss function) of a recipe. The function takes (inputs, targets), (batch, seq) int64, gives FP32 nats.
 
     The loss is computed inside the model call, so that forward and backward are one joint graph.
     """
-    options: dict[str, Any] = {"recipe": recipe, **settings.options}
-    if inductor := mode_options(settings.mode):
-        # torch.compile takes a mode or options, not both; a mode is a set of Inductor options.
-        options["inductor"] = {**inductor, **options.get("inductor", {})}
+    options = backend_options(recipe, settings)
     compiled: Any = torch.compile(model, backend="fp4", options=options, fullgraph=True, dynamic=False)
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -62,11 +64,3 @@ def optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=BETAS, fused=True)
-
-
-def mode_options(mode: str) -> dict[str, Any]:
-    """The Inductor options that a mode of torch.compile stands for. Raises TrainError for a mode it does not know."""
-    known = torch._inductor.list_mode_options()
-    if mode not in known:
-        raise TrainError(f"--mode {mode!r}; write one of {', '.join(known)}")
-    return known[mode]

@@ -82,7 +82,7 @@ def add_gaps(recipes: dict[str, dict[str, Any]], steps: int) -> None:
             continue
         first = max(0, both - window(steps))
         train = statistics.fmean(a - b for a, b in zip(entry["losses"][first:both], base["losses"][first:both], strict=True))
-        mine, theirs = dict(map(tuple, entry["evals"])), dict(map(tuple, base["evals"]))
+        mine, theirs = dict(entry["evals"]), dict(base["evals"])
         last = max(mine.keys() & theirs.keys(), default=None)
         entry["gap_to_bf16"] = {"train": train, "eval": None if last is None else mine[last] - theirs[last]}
 

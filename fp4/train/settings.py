@@ -40,7 +40,7 @@ class Settings:
     eval_every: steps between evaluations, 0 for one at the end only; eval_batches: batches of held-out text in each.
     checkpoint_every: steps between checkpoints, 0 for one at the end only.
     dtype: "bf16", FP32 parameters under autocast; or "fp32".
-    mode: a mode of ``torch.compile``, handed to Inductor. options: further options of the fp4 backend.
+    mode: a mode of ``torch.compile``. options: further options of the fp4 backend.
     out: the run's folder.
     """
 
@@ -102,8 +102,8 @@ class Settings:
         for name, known in (("device", DEVICES), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise TrainError(f"{_flag(name)} {getattr(self, name)!r}; write one of {', '.join(known)}")
-        if "recipe" in self.options or "policy" in self.options:
-            raise TrainError("the recipe is set by --recipes; leave `recipe` and `policy` out of the backend's options")
+        if set_elsewhere := sorted({"recipe", "policy", "mode"} & set(self.options)):
+            raise TrainError(f"leave {', '.join(set_elsewhere)} out of the backend's options: --recipes and --mode say it")
 
     @classmethod
     def sized(cls, size: str, **values: Any) -> Settings:

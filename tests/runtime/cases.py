@@ -152,7 +152,7 @@ def unpack(codes: torch.Tensor) -> torch.Tensor:
 def check_against_oracle(x: torch.Tensor, q: Quantizer, amax: torch.Tensor | None = None, seed: int = 0, site: int = 0) -> None:
     """quantize, decode and dequantize of `x` are the numpy oracle's, bit for bit (codes where the block is finite)."""
     got_codes, got_scales, got_tensor_scale = reference.quantize(x, q, amax, torch.tensor([seed]), site)
-    rows, columns = x.shape
+    columns = x.shape[1]
     expected = oracle.quantize(x.float().numpy(), q, None if amax is None else float(amax), seed, site)
     live = torch.from_numpy(~expected.spread(expected.poisoned))
 

@@ -240,11 +240,13 @@ def _head_room_scale(amax: np.float32, divisor: np.float32) -> np.float32:
 
 
 def _four_six(x: F32, q: object, amax: np.float32, block_amax: F32) -> Parts:
-    block = q.block  # type: ignore[attr-defined]
-    tensor_scale = _head_room_scale(amax, f32(6 * 256)) if q.tensor_scale else f32(1)  # type: ignore[attr-defined]
+    block, fmt = q.block, q.scale  # type: ignore[attr-defined]
+    # 256 of E4M3's 448 leaves room for the factor 6/4; other formats keep the same share of their range.
+    top = min(6 * table(fmt)[-1] * 256 / 448, float(FLT_MAX))
+    tensor_scale = _head_room_scale(amax, f32(top)) if q.tensor_scale else f32(1)  # type: ignore[attr-defined]
     options = []
     for c in (6, 4):
-        scale_bytes, scales = _scale(nearest_code(np.minimum(block_amax / (f32(c) * tensor_scale), FLT_MAX), "e4m3"), "e4m3")
+        scale_bytes, scales = _scale(nearest_code(np.minimum(block_amax / (f32(c) * tensor_scale), FLT_MAX), fmt), fmt)
         codes, _ = _encode_with(x, scales, tensor_scale, block)
         error = x - _value(codes, "e2m1") * spread(scales, block, x.shape[0]) * tensor_scale
         options.append((codes, scale_bytes, scales, tree_sum(_blocks(error * error, block))))

@@ -65,7 +65,8 @@ def test_decoded_operand_is_exact_in_bf16(q: Quantizer) -> None:
     codes, scales, _ = reference.quantize(cases.gaussian(64, 96, seed=24), q, None, torch.tensor([0]))
     in_f32 = reference.decode(codes, scales, q, 96, torch.float32)
     exact = torch.equal(reference.decode(codes, scales, q, 96, torch.bfloat16).float(), in_f32)
-    assert exact == q.exact_in_bf16 == (q.scale_format != "e1m6")
+    assert q.exact_in_bf16 == (q.scale_format != "e1m6")
+    assert exact or not q.exact_in_bf16
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -87,12 +88,16 @@ def test_decode_keeps_any_number_of_columns() -> None:
         assert torch.equal(reference.decode(codes, scales, NVFP4(), columns, torch.float32), whole[:, :columns])
 
 
-@pytest.mark.parametrize("q", [NVFP4(block=(16, 16)), MXFP4(block=(32, 32)), MXFP8(block=(32, 32)), FP8(block=(128, 128))], ids=str)
+SQUARE = (NVFP4(block=(16, 16)), MXFP4(block=(32, 32)), MXFP8(block=(32, 32)), FP8(block=(128, 128)))
+
+
+@pytest.mark.parametrize("q", SQUARE, ids=str)
 def test_square_blocks_quantize_the_transpose_to_the_transpose(q: Quantizer) -> None:
     assert q.transposable
     x = cases.gaussian(80, 160, seed=27)
     one, other = (reference.quantize(v, q) for v in (x, x.t()))
-    assert torch.equal(reference.dequantize(*one, q, 160, torch.float32), reference.dequantize(*other, q, 80, torch.float32).t())
+    value = reference.dequantize(*one, q, 160, torch.float32)
+    assert torch.equal(value, reference.dequantize(*other, q, 80, torch.float32).t())
     assert torch.equal(one[1], other[1].t())
 
 

@@ -152,7 +152,7 @@ def test_evaluation_is_spread_over_the_text_and_fixed() -> None:
     batches = data.Batches("held-out", tokens, 5, 4, 0)
     first = [inputs[:, 0].tolist() for inputs, _ in batches.evaluation(4)]
     assert len(first) == 4
-    flat = sum(first, [])
+    flat = [start for batch in first for start in batch]
     assert flat[0] == 0
     assert flat[-1] == 99 * 4
     assert len(set(flat)) == 20

@@ -31,7 +31,7 @@ from fp4.train.settings import require_extra
         ({"steps": 10, "warmup": 11}, "--warmup 11 is longer than the run of 10 steps"),
         ({"device": "tpu"}, "--device 'tpu'; write one of auto, cpu, cuda"),
         ({"dtype": "fp16"}, "--dtype 'fp16'; write one of bf16, fp32"),
-        ({"options": {"recipe": "nvfp4"}}, "the recipe is set by --recipes"),
+        ({"options": {"recipe": "nvfp4"}}, "leave recipe out of the backend's options: --recipes and --mode say it"),
     ],
 )
 def test_what_cannot_work_is_refused(values: dict[str, Any], message: str) -> None:
@@ -81,5 +81,5 @@ def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     require_extra()
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
-    with pytest.raises(TrainError, match=r'training needs transformers, not installed here; .*pip install "torch-fp4\[train\]"'):
+    with pytest.raises(TrainError, match=r'needs transformers, not installed here; .*pip install "torch-fp4\[train\]"'):
         require_extra()
