@@ -17,7 +17,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.fx import Graph, GraphModule
 
-import fp4.runtime.ops  # noqa: F401  registers the ops, also for a graph that comes from the compile cache
 from fp4.compiler.joint_pass import JointPass, LowerPass
 from fp4.compiler.pipeline import Observer
 from fp4.compiler.policy import Policy
@@ -58,9 +57,11 @@ class Options:
         known = list(Options.__dataclass_fields__)
         if unknown := sorted(set(options) - set(known)):
             hint = ""
-            if inner := [k for k in unknown if k.partition(".")[0] in torch._inductor.config.get_config_copy() or k in _inductor_names()]:
+            settings = torch._inductor.config.get_config_copy()
+            if inner := [k for k in unknown if k.partition(".")[0] in settings or k in _inductor_names()]:
                 hint = f"\n{inner[0]!r} is a setting of Inductor: write options={{'inductor': {{{inner[0]!r}: ...}}}}"
-            raise OptionError(f"backend fp4 has no option {', '.join(map(repr, unknown))}; its options: {', '.join(known)}{hint}")
+            names = ", ".join(map(repr, unknown))
+            raise OptionError(f"backend fp4 has no option {names}; its options: {', '.join(known)}{hint}")
         if mode is not None:
             options["mode"] = mode
         read = Options(**options)
@@ -70,8 +71,8 @@ class Options:
     def _check(self) -> None:
         if self.policy is not None and not isinstance(self.policy, Policy):
             raise OptionError(
-                f"policy={self.policy!r} is a {type(self.policy).__name__}; write an fp4.Policy: fp4.recipe('nvfp4').with_rules(...), "
-                "or a function decorated with @fp4.policy"
+                f"policy={self.policy!r} is a {type(self.policy).__name__}; write an fp4.Policy: "
+                "fp4.recipe('nvfp4').with_rules(...), or a function decorated with @fp4.policy"
             )
         if self.policy is not None and self.recipe is not None:
             raise OptionError("give recipe= or policy=, not both: fp4.recipe(NAME) is a policy that rules can be added to")
@@ -81,7 +82,8 @@ class Options:
         if not isinstance(self.inductor, Mapping):
             raise OptionError(f"inductor={self.inductor!r}; write a dict of Inductor settings")
         if unknown := sorted(set(self.inductor) - _inductor_names()):
-            raise OptionError(f"Inductor has no setting {', '.join(map(repr, unknown))}; torch._inductor.list_options() lists them")
+            names = ", ".join(map(repr, unknown))
+            raise OptionError(f"Inductor has no setting {names}; torch._inductor.list_options() lists them")
         modes = torch._inductor.list_mode_options()
         if self.mode is not None and self.mode not in modes:
             raise OptionError(f"mode={self.mode!r}; write one of {', '.join(modes)}")

@@ -10,6 +10,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_map
 
+import fp4.runtime.ops  # noqa: F401  registers the ops the passes name
+
 aten = torch.ops.aten
 prims = torch.ops.prims
 
@@ -140,9 +142,23 @@ class Builder:
         node.meta.update(self.meta)
         return node
 
+    def full(self, size: tuple[int, ...], value: int, dtype: torch.dtype, device: torch.device) -> Node:
+        """A constant tensor, made where it is used: a ``get_attr`` constant is in no cache key."""
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(aten.full.default, (list(size), value), {"dtype": dtype, "device": device})
+        model = next(n for n in self.graph.nodes if isinstance(n.meta.get("val"), torch._subclasses.FakeTensor))
+        with model.meta["val"].fake_mode:
+            node.meta.update(self.meta, val=torch.full(size, value, dtype=dtype, device=device))
+        return node
+
     def outputs(self, node: Node) -> tuple[Node, ...]:
         """One getitem a result of a node that returns a tuple."""
         return tuple(self.call(operator.getitem, node, i) for i in range(len(node.meta["val"])))
+
+    def size(self, node: Node, dimension: int) -> Node | int:
+        """A tensor's size: a node where it is dynamic, since a bare SymInt is an input the partitioner doesn't see."""
+        size = node.meta["val"].shape[dimension]
+        return self.call(aten.sym_size.int, node, dimension) if isinstance(size, torch.SymInt) else size
 
     def transposed(self, matrix: Node) -> Node:
         """The matrix's transpose, undoing a transpose rather than stacking a second one."""

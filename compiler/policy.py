@@ -116,7 +116,8 @@ class LinearPrecision:
 class LinearSite:
     """What a policy may know of one linear op of the captured graph.
 
-    name: the weight's fully qualified name without ``.weight`` (``model.layers.0.mlp.down_proj``).
+    name: the weight's fully qualified name without ``.weight`` (``model.layers.0.mlp.down_proj``); where the weight is tied
+        to another module's, the linear's.
     index, count: position in execution order, and how many linears the graph has.
     m, n, k: tokens, output features, input features; None where the size is dynamic.
     dtype: of the GEMM's operands. module_type: class name of the innermost module. depth: dots in the name.

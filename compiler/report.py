@@ -182,6 +182,7 @@ def report(compiled: torch.nn.Module) -> Report:
     found = REGISTRY.find(compiled)
     if not found.graphs:
         raise ValueError(
-            'no graph of this model was compiled with backend="fp4" in this process: compile it and call it once, then ask again'
+            'no graph of this model was compiled with backend="fp4" in this process: compile it and call it once, '
+            "then ask again"
         )
     return found

@@ -68,9 +68,16 @@ class Input:
     is_parameter: bool
 
 
+def is_batch_of_one(node: Node) -> bool:
+    """Is the node a ``bmm`` of batch 1? An einsum with a weight is one; canonicalize makes it an ``mm``."""
+    value = tensor_of(node)
+    return node.target is aten.bmm.default and value is not None and isinstance(value.shape[0], int) and value.shape[0] == 1
+
+
 def find_gemms(graph: Graph) -> list[Node]:
-    """The matrix products that can be a linear's: ``mm`` and ``addmm`` with alpha = beta = 1."""
-    return [n for n in graph.nodes if n.op == "call_function" and n.target in (aten.mm.default, aten.addmm.default)]
+    """The matrix products that can be a linear's: ``mm``, ``addmm``, and the ``bmm`` that is one."""
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    return [n for n in calls if n.target in (aten.mm.default, aten.addmm.default) or is_batch_of_one(n)]
 
 
 def find_linears(graph: Graph, inputs: dict[int, Input]) -> tuple[list[Linear], list[GemmSite]]:
@@ -97,9 +104,8 @@ def find_linears(graph: Graph, inputs: dict[int, Input]) -> tuple[list[Linear], 
         fprop = GemmSite(node, Role.FPROP, first_is_left=weight_is_right)
         left, right = node.args[-2:]
         x, w = (left, right) if weight_is_right else (right, left)
-        linears.append(
-            Linear(_describe(node, weight_is_right, index, len(found), inputs), untransposed(x), untransposed(w), {Role.FPROP: fprop})
-        )
+        site = _describe(node, weight_is_right, index, len(found), inputs)
+        linears.append(Linear(site, untransposed(x), untransposed(w), {Role.FPROP: fprop}))
     unknown += _tie_backward(linears, [weight for _, weight, _ in found], backward, from_tangent)
     for linear in linears:
         linear.site = replace(linear.site, roles=tuple(str(r) for r in ROLES if r in linear.gemms))
@@ -199,17 +205,22 @@ def _static(size: Any) -> int | None:
 
 def _describe(node: Node, weight_is_right: bool, index: int, count: int, inputs: dict[int, Input]) -> LinearSite:
     left, right = tensor_of(node.args[-2]), tensor_of(node.args[-1])  # type: ignore[arg-type]
-    assert left is not None and right is not None
+    assert left is not None
+    assert right is not None
     (m, k), n = left.shape, right.shape[1]
     if not weight_is_right:
         m, n = n, m
     known = _input(root(node.args[-1] if weight_is_right else node.args[-2]), inputs)  # type: ignore[arg-type]
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     module = stack[-1][1] if stack else None
-    name = known.name if known else f"<computed weight {index}>"
+    name = known.name.removesuffix(".weight") if known else f"<computed weight {index}>"
+    if known and _in_linear_module(node):
+        # A tied weight has the name it was first met by, the embedding's: a rule on the head means the head.
+        path = re.sub(r"^[LG]\['\w+'\]\.?", "", stack[-1][0])
+        name = path if path and path.rpartition(".")[2] != name.rpartition(".")[2] else name
     module_name = getattr(module, "__name__", None) or (str(module).rpartition(".")[2] if module else "")
     return LinearSite(
-        name=name.removesuffix(".weight"),
+        name=name,
         index=index,
         count=count,
         m=_static(m),

@@ -18,7 +18,7 @@ from fp4.compiler.policy import (
 )
 from fp4.compiler.report import Report, report
 from fp4.passes.recipes import recipe, recipes
-# from fp4.runtime.quantized import QuantizedTensor, quantize
+from fp4.runtime.quantized import QuantizedTensor, quantize
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation, SpecError
 
 __version__ = "0.1.0"
@@ -35,7 +35,7 @@ __all__ = [
     "Operand",
     "Policy",
     "PolicyError",
-    # "QuantizedTensor",
+    "QuantizedTensor",
     "Quantizer",
     "Report",
     "Rotation",
@@ -44,7 +44,7 @@ __all__ = [
     "keep",
     "keep_last",
     "policy",
-    # "quantize",
+    "quantize",
     "recipe",
     "recipes",
     "report",

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -124,13 +125,14 @@ def train(
             )
         results = run(settings, resume=resume, console=console, show_report=report)
     except (TrainError, OptionError) as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     if results["status"] == "interrupted":
-        console.print(f"stopped; what was done is saved. To go on: fp4 train --out {settings.out} --resume", soft_wrap=True)
+        go_on = f"fp4 train --out {settings.out} --resume"
+        console.print(f"stopped; what was done is saved. To go on: {go_on}", markup=False, soft_wrap=True)
         raise typer.Exit(130)
     console.print(_table(results))
-    console.print(f"{settings.out}/run.json, {settings.out}/loss.png", highlight=False, soft_wrap=True)
+    console.print(f"{settings.out}/run.json, {settings.out}/loss.png", markup=False, highlight=False, soft_wrap=True)
 
 
 def _quiet() -> None:
@@ -156,6 +158,7 @@ def _resumed(context: typer.Context, out: str | None) -> Any:
 
     if out is None:
         raise TrainError("--resume goes on with a run, and nothing says which; write --out FOLDER")
+
     def source(parameter: Any) -> str:
         return getattr(context.get_parameter_source(parameter.name), "name", "")
 

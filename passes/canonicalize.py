@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from torch.fx import Graph, Node
 
-from fp4.compiler.graph import COPIES, VIEWS, Builder, aten, tensor_of
+from fp4.compiler.graph import COPIES, VIEWS, Builder, aten
 from fp4.compiler.pipeline import Context
+from fp4.compiler.sites import is_batch_of_one
 
 # A clone is kept: it exists to be a second tensor.
 MERGED = (VIEWS | COPIES) - {aten.clone.default}
@@ -33,15 +34,10 @@ class Canonicalize:
     def run(self, graph: Graph, context: Context) -> bool:
         changed = False
         for node in list(graph.nodes):
-            if node.op == "call_function" and node.target is aten.bmm.default and _batch_of_one(node):
+            if node.op == "call_function" and is_batch_of_one(node):
                 _to_mm(graph, node)
                 changed = True
         return _merge(graph) or changed
-
-
-def _batch_of_one(node: Node) -> bool:
-    value = tensor_of(node)
-    return value is not None and isinstance(value.shape[0], int) and value.shape[0] == 1
 
 
 def _to_mm(graph: Graph, node: Node) -> None:

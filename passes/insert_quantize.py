@@ -57,11 +57,12 @@ def _quantize(
     # site: else CSE would merge it with the forward's and save the codes.
     own_copy = build.meta.get("partitioner_tag") == "must_be_in_backward"
     site = operand_site(linear, gemm.role, operand) if quantizer.needs_seed or own_copy else 0
+    columns = build.size(matrix, 1)
     quantized = build.call(torch.ops.fp4.quantize.default, matrix, amax, str(quantizer), seed, site)
     codes, block_scales, tensor_scale = build.outputs(quantized)
     dtype = torch.bfloat16 if quantizer.exact_in_bf16 else torch.float32
     decoded = Builder(graph, gemm.node).call(
-        torch.ops.fp4.dequantize.default, codes, block_scales, None, str(quantizer), matrix.meta["val"].shape[1], dtype
+        torch.ops.fp4.dequantize.default, codes, block_scales, None, str(quantizer), columns, dtype
     )
     gemm.node.update_arg(gemm.slot(operand), decoded)
     return [tensor_scale] if quantizer.has_tensor_scale else []

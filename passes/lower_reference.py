@@ -1,24 +1,37 @@
-"""Inline the oracle: every ``fp4::`` op becomes the ATen nodes of ``fp4.runtime.reference``, which Inductor fuses.
+"""Lower every ``fp4::`` op to the ATen nodes of the oracle (``fp4.runtime.reference``), which Inductor fuses.
 
-Runs after partitioning, on the forward, backward and inference graphs, so the partitioner has seen opaque ops and saves
-their packed codes. A dequantize whose codes are made in the same graph takes the unpacked values: same bits, no unpacking.
+Runs after partitioning, on the forward, backward and inference graphs: the partitioner has seen opaque ops and saves their
+packed codes. What quantizes one operand (amax, quantize, dequantize) is one region, a rotation another (fused into one loop, the
+butterfly's strides would keep Inductor from vectorizing the rest); equal regions on equal shapes are one subgraph, so that
+32 layers are traced and compiled once, not 32 times. Within a region a dequantize takes the
+unpacked values (same bits, no unpacking), and decodes to FP32 where only FP32 products read it.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch._inductor import config
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fp4.compiler.graph import SERVED_META, fp4_nodes
+from fp4.compiler.graph import SERVED_META, Builder, fp4_nodes
 from fp4.runtime import layout, reference
 from fp4.runtime.spec import Quantizer, Rotation
+
+fp4 = torch.ops.fp4
+invoke_subgraph = torch.ops.higher_order.invoke_subgraph
+# The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
+SITE = {fp4.rotate.default: 3, fp4.quantize.default: 4}
+# Under Inductor's fallback_by_default (mode "lite") the model runs as ATen kernels; ours are compiled all the same.
+COMPILED = {"compile_with_inductor": "fp4"}
 
 
 @dataclass(frozen=True)
@@ -26,123 +39,198 @@ class LowerReference:
     name: ClassVar[str] = "lower_reference"
 
     def run(self, graph: Graph) -> bool:
-        inliner = _Inliner(graph)
-        nodes = list(fp4_nodes(graph))
-        for node in nodes:
-            inliner.lower(node)
-        return bool(nodes)
+        regions = _regions(graph)
+        lowering = _Lowering(graph)
+        for region in regions:
+            lowering.lower(region)
+        return bool(regions)
 
 
-class _Inliner:
+@dataclass(frozen=True)
+class _Region:
+    """Nodes lowered together, in graph order. All inputs exist at the head: the quantize, or the one node there is."""
+
+    head: Node
+    nodes: list[Node]
+
+    def sites(self) -> list[int]:
+        """The draw sites of the random ops, in order."""
+        return [n.args[SITE[n.target]] for n in self.nodes if _draws(n)]  # type: ignore[index, misc]
+
+    def outputs(self) -> list[Node]:
+        inside = set(self.nodes)
+        return [n for n in self.nodes if n.target is not fp4.quantize.default and any(u not in inside for u in n.users)]
+
+    def inputs(self) -> list[Node]:
+        inside = set(self.nodes)
+        return list(dict.fromkeys(a for n in self.nodes for a in n.all_input_nodes if a not in inside))
+
+    def evaluate(self, env: dict[Node, Any], sites: Sequence[Any]) -> list[Any]:
+        """Run the region on tensors: the oracle's functions in place of the ops. sites: one draw site a random op."""
+        values: dict[Node, tuple[Any, Any]] = {}
+        remaining = iter(sites)
+        for node in self.nodes:
+            args = [env[a] if isinstance(a, Node) else a for a in node.args]
+            if _draws(node):
+                args[SITE[node.target]] = next(remaining)  # type: ignore[index]
+            if node.target is operator.getitem:
+                env[node] = args[0][args[1]]
+            elif node.target is fp4.amax.default:
+                env[node] = reference.amax(*args)
+            elif node.target is fp4.rotate.default:
+                env[node] = reference.rotate(args[0], Rotation.parse(args[1]), args[2], args[3])
+            elif node.target is fp4.quantize.default:
+                x, amax, text, seed, site = args
+                q = Quantizer.parse(text)
+                v, s, codes, scales, tensor_scale = reference.quantize_values(x, q, amax, seed, site)
+                env[node] = layout.pack(codes) if q.packed else codes, scales, tensor_scale
+                values[node] = v, s
+            elif node.target is fp4.dequantize.default:
+                env[node] = _dequantize(node, args, values)
+            elif node.target is fp4.mm.default:
+                env[node] = reference.mm(*args)
+            else:
+                env[node] = getattr(layout, node.target._opname)(*args)  # type: ignore[union-attr]
+        return [env[n] for n in self.outputs()]
+
+    def key(self) -> Any:
+        """Equal for regions that compute the same on tensors of the same shapes."""
+        number = {n: i for i, n in enumerate([*self.inputs(), *self.nodes])}
+
+        def text(node: Node) -> tuple[Any, ...]:
+            args = [("node", number[a]) if isinstance(a, Node) else a for a in node.args]
+            if node.target in SITE:
+                args[SITE[node.target]] = None  # type: ignore[index]
+            return node.target, *map(str, args), _only_products(node)
+
+        described = tuple(_description(n.meta["val"]) for n in self.inputs())
+        return described, tuple(map(text, self.nodes)), tuple(number[n] for n in self.outputs())
+
+
+def _draws(node: Node) -> bool:
+    """Does the op draw, and so read its site? The seed comes right before the site."""
+    return node.target in SITE and node.args[SITE[node.target] - 1] is not None  # type: ignore[index]
+
+
+def _only_products(node: Node) -> bool:
+    """A dequantize that only FP32 products of ours read may decode to FP32: the same values, no second conversion."""
+    return node.target is fp4.dequantize.default and all(
+        u.target is fp4.mm.default and node in u.args[:2] for u in node.users
+    )
+
+
+def _dequantize(node: Node, args: list[Any], values: dict[Node, tuple[Any, Any]]) -> Any:
+    codes, scales, tensor_scale, text, columns, dtype = args
+    q = Quantizer.parse(text)
+    if tensor_scale is not None:
+        return reference.dequantize(codes, scales, tensor_scale, q, columns, dtype)
+    if codes.device.type == "cpu" and _only_products(node):
+        dtype = torch.float32
+    source = node.args[0]
+    made = source.args[0] if isinstance(source, Node) and source.target is operator.getitem else None
+    if made in values:
+        return reference.decode_values(*values[made], q, columns, dtype)
+    return reference.decode(codes, scales, q, columns, dtype)
+
+
+def _regions(graph: Graph) -> list[_Region]:
+    """Partition the fp4 ops: each quantize with the amax only it reads and the dequantizes after; the rest one by one."""
+    owner: dict[Node, Node] = {}
+    for quantize in fp4_nodes(graph, "quantize"):
+        members = {quantize, *quantize.users}
+        members |= {u for g in quantize.users for u in g.users if u.target is fp4.dequantize.default and u.args[2] is None}
+        amax = quantize.args[1]
+        if isinstance(amax, Node) and amax.target is fp4.amax.default and members.issuperset(amax.users):
+            members.add(amax)
+        owner.update(dict.fromkeys(members, quantize))
+    groups: dict[Node, list[Node]] = {n: [n] for n in fp4_nodes(graph) if n not in owner}
+    for node in graph.nodes:
+        if node in owner:
+            groups.setdefault(owner[node], []).append(node)
+    return [_Region(head, nodes) for head, nodes in groups.items()]
+
+
+class _Lowering:
+    """Puts regions in as ATen nodes, or as calls of one subgraph for all equal regions."""
+
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.called: dict[Any, tuple[str, GraphModule]] = {}
         self.traced: dict[Any, GraphModule] = {}
-        self.unpacked: dict[Node, tuple[Node, Node]] = {}  # codes -> code values and FP32 block scales
 
-    def lower(self, node: Node) -> None:
-        getattr(self, "_" + node.target._opname)(node, *node.args)  # type: ignore[union-attr]
-        self.graph.erase_node(node)
+    def lower(self, region: _Region) -> None:
+        outputs = region.outputs()
+        dynamic = any(isinstance(s, torch.SymInt) for n in region.inputs() for s in _sizes(n.meta["val"]))
+        # A product stays in the surrounding graph, where its epilogue fuses with what follows.
+        if region.head.target is fp4.mm.default or dynamic or config.cpp_wrapper:
+            results = self._inline(region, dynamic)
+        else:
+            results = self._call(region)
+        inside = set(region.nodes)
+        for old, new in zip(outputs, results, strict=True):
+            old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside)
+        for node in reversed(region.nodes):
+            self.graph.erase_node(node)
 
-    def _replace(self, node: Node, function: Callable[..., Any], tensors: Sequence[Node | None], key: Any) -> None:
-        (result,) = self._inline(node, function, tensors, key)
-        node.replace_all_uses_with(result)
-
-    def _amax(self, node: Node, x: Node) -> None:
-        self._replace(node, reference.amax, [x], "amax")
-
-    def _rotate(self, node: Node, x: Node, rotation: str, seed: Node | None, site: int) -> None:
-        spec = Rotation.parse(rotation)
-        self._replace(node, lambda x, seed: reference.rotate(x, spec, seed, site), [x, seed], ("rotate", rotation, site))
-
-    def _quantize(self, node: Node, x: Node, amax: Node | None, quantizer: str, seed: Node | None, site: int) -> None:
-        q = Quantizer.parse(quantizer)
-
-        def quantize(x: Any, amax: Any, seed: Any) -> tuple[Any, ...]:
-            values, block_scales, codes, scales, tensor_scale = reference.quantize_values(x, q, amax, seed, site)
-            return values, block_scales, layout.pack(codes) if q.packed else codes, scales, tensor_scale
-
-        key = ("quantize", quantizer, site if q.needs_seed else 0)
-        values, block_scales, *stored = self._inline(node, quantize, [x, amax, seed], key)
-        self.unpacked[stored[0]] = values, block_scales
-        for user in list(node.users):
-            assert user.target is operator.getitem
-            user.replace_all_uses_with(stored[user.args[1]])  # type: ignore[index]
-            self.graph.erase_node(user)
-
-    def _dequantize(
-        self, node: Node, codes: Node, scales: Node, tensor_scale: Node | None, quantizer: str, columns: Any, dtype: torch.dtype
-    ) -> None:
-        q = Quantizer.parse(quantizer)
-        if tensor_scale is None and codes in self.unpacked:
-            values, block_scales = self.unpacked[codes]
-            self._replace(
-                node,
-                lambda v, s, n: reference.decode_values(v, s, q, n, dtype),
-                [values, block_scales, columns],
-                ("decode_values", quantizer, dtype),
-            )
-            return
-
-        def decode(codes: Any, scales: Any, tensor_scale: Any, n: Any) -> Any:
-            if tensor_scale is None:
-                return reference.decode(codes, scales, q, n, dtype)
-            return reference.dequantize(codes, scales, tensor_scale, q, n, dtype)
-
-        self._replace(node, decode, [codes, scales, tensor_scale, columns], ("decode", quantizer, dtype))
-
-    def _mm(self, node: Node, a: Node, b: Node, alpha: Node | None, bias: Node | None, dtype: torch.dtype) -> None:
-        self._replace(
-            node, lambda a, b, alpha, bias: reference.mm(a, b, alpha, bias, dtype), [a, b, alpha, bias], ("mm", dtype)
-        )
-
-    def _swizzle(self, node: Node, scales: Node) -> None:
-        self._replace(node, reference.swizzle, [scales], "swizzle")
-
-    def _unswizzle(self, node: Node, data: Node, rows: Any, columns: Any) -> None:
-        self._replace(node, reference.unswizzle, [data, rows, columns], "unswizzle")
-
-    def _inline(self, node: Node, function: Callable[..., Any], args: Sequence[Any], key: Any) -> list[Node]:
-        """Trace `function` on the arguments' fake tensors and copy the ATen nodes before `node`.
-
-        args: nodes, ints or None. Equal calls on equal shapes are traced once: 32 layers cost one trace.
-        """
-        values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
-        given = [i for i, a in enumerate(args) if isinstance(a, Node)]
-        described = tuple(_description(v) for v in values)
-        symbolic = "Sym" in repr(described) or any(isinstance(s, torch.SymInt) for v in values for s in _sizes(v))
-        traced = None if symbolic else self.traced.get((key, described))
-        if traced is None:
-
-            def call(*tensors: Any) -> Any:
-                full = list(values)
-                for i, tensor in zip(given, tensors, strict=True):
-                    full[i] = tensor
-                return function(*full)
-
-            fakes = [values[i] for i in given]
-            mode = next(v.fake_mode for v in fakes if isinstance(v, torch._subclasses.FakeTensor))
-            with mode:
-                traced = make_fx(
-                    call, select_decomp_table(), tracing_mode="symbolic" if symbolic else "real", _allow_non_fake_inputs=True
-                )(*fakes)
-            traced.graph.eliminate_dead_code()
-            self.traced[key, described] = traced
-        return self._copy(node, traced.graph, [args[i] for i in given])
-
-    def _copy(self, node: Node, body: Graph, inputs: Sequence[Node]) -> list[Node]:
-        served = {k: node.meta[k] for k in SERVED_META if k in node.meta}
-        # Under Inductor's fallback_by_default (mode "lite") the model runs as ATen kernels; ours are compiled all the same.
-        served["custom"] = {**(served.get("custom") or {}), "compile_with_inductor": "fp4"}
-        env = dict(zip((n for n in body.nodes if n.op == "placeholder"), inputs, strict=True))
-        with self.graph.inserting_before(node):
-            for inner in body.nodes:
-                if inner.op == "get_attr":
-                    raise AssertionError(f"the oracle made a tensor constant, which no cache can key: {inner.format_node()}")
+    def _inline(self, region: _Region, dynamic: bool) -> list[Node]:
+        inputs, sites = region.inputs(), region.sites()
+        key = None if dynamic else (region.key(), tuple(sites))
+        body = self.traced.get(key)
+        if body is None:
+            body = _trace(region, inputs, lambda tensors: region.evaluate(dict(zip(inputs, tensors, strict=True)), sites), dynamic)
+            if key is not None:
+                self.traced[key] = body
+        served = {k: region.head.meta[k] for k in SERVED_META if k in region.head.meta}
+        served["custom"] = {**(served.get("custom") or {}), **COMPILED}
+        env = dict(zip(body.graph.find_nodes(op="placeholder"), inputs, strict=True))
+        with self.graph.inserting_before(region.head):
+            for inner in body.graph.nodes:
                 if inner.op == "call_function":
                     env[inner] = self.graph.node_copy(inner, env.__getitem__)
                     env[inner].meta = {"val": inner.meta["val"], **served}
-        (results,) = next(n for n in reversed(body.nodes) if n.op == "output").args
-        return [env[r] for r in (results if isinstance(results, list | tuple) else [results])]  # type: ignore[index, union-attr]
+        return [env[r] for r in body.graph.output_node().args[0]]  # type: ignore[index, union-attr]
+
+    def _call(self, region: _Region) -> list[Node]:
+        inputs, sites = region.inputs(), region.sites()
+        build = Builder(self.graph, region.head)
+        device = inputs[0].meta["val"].device
+        drawn = [build.full((), site, torch.int64, device) for site in sites]
+        if (key := region.key()) not in self.called:
+            n = len(inputs)
+            body = _trace(
+                region,
+                [*inputs, *drawn],
+                lambda tensors: region.evaluate(dict(zip(inputs, tensors[:n], strict=True)), tensors[n:]),
+                dynamic=False,
+            )
+            view_to_reshape(body)
+            for node in body.graph.nodes:
+                node.meta["custom"] = dict(COMPILED)
+            root = self.graph.owning_module
+            name = next(f"fp4_{i}" for i in itertools.count() if not hasattr(root, f"fp4_{i}"))
+            root.add_submodule(name, body)
+            self.called[key] = name, body
+        name, body = self.called[key]
+        with self.graph.inserting_before(region.head):
+            function = self.graph.get_attr(name)
+            call = self.graph.call_function(invoke_subgraph, (function, name, *inputs, *drawn))
+        results = body.graph.output_node().args[0]
+        call.meta = {**build.meta, "val": tuple(r.meta["val"] for r in results)}  # type: ignore[union-attr]
+        return list(build.outputs(call))
+
+
+def _trace(region: _Region, inputs: Sequence[Node], function: Callable[[Sequence[Any]], Any], dynamic: bool) -> GraphModule:
+    """The ATen graph of `function` on the inputs' fake tensors."""
+    fakes = [n.meta["val"] for n in inputs]
+    mode = next(v.fake_mode for v in fakes if isinstance(v, torch._subclasses.FakeTensor))
+    with mode:
+        body = make_fx(
+            lambda *tensors: function(tensors), select_decomp_table(), tracing_mode="symbolic" if dynamic else "real"
+        )(*fakes)
+    body.graph.eliminate_dead_code()
+    if constants := body.graph.find_nodes(op="get_attr"):
+        raise AssertionError(f"the oracle made a tensor constant, which no cache can key: {constants[0].format_node()}")
+    return body
 
 
 def _sizes(value: Any) -> tuple[Any, ...]:

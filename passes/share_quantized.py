@@ -37,13 +37,13 @@ def _untranspose(graph: Graph, node: Node) -> bool:
     original: Node = matrix.args[0]  # type: ignore[assignment, union-attr]
     build = Builder(graph, node)
     new_amax = build.call(fp4.amax.default, original) if isinstance(amax, Node) else None
+    columns = build.size(original, 1)
     new = build.outputs(build.call(fp4.quantize.default, original, new_amax, spec, seed, site))
     for getitem in list(node.users):
         index: int = getitem.args[1]  # type: ignore[assignment]
         for user in list(getitem.users):
             if user.target is fp4.dequantize.default and user.args[0] is getitem:
                 at = Builder(graph, user)
-                columns = original.meta["val"].shape[1]
                 decoded = at.call(fp4.dequantize.default, new[0], new[1], None, spec, columns, user.args[5])
                 user.replace_all_uses_with(at.call(aten.permute.default, decoded, [1, 0]))
                 graph.erase_node(user)

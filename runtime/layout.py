@@ -38,6 +38,12 @@ def blocks(x: Tensor, block: tuple[int, ...]) -> Tensor:
     return pad_to(x, b0, b1).reshape(ceil_div(r, b0), b0, ceil_div(c, b1), b1)
 
 
+def materialize(x: Tensor) -> Tensor:
+    """`x`, contiguous, as a buffer that Inductor writes once, where it would repeat the computation at each use."""
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
+
+
 def cut(x: Tensor, rows: Size, columns: Size) -> Tensor:
     """The inverse of `blocks`: the first `rows` rows and `columns` columns, as a view of all of them.
 

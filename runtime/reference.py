@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp4.runtime.formats import E2M1_MAX, E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
-from fp4.runtime.layout import Size, blocks, ceil_div, cut, pack, pad_to, unpack
+from fp4.runtime.layout import Size, blocks, ceil_div, cut, materialize, pack, pad_to, unpack
 from fp4.runtime.rng import STREAM_ELEMENT, STREAM_SCALE, STREAM_SIGNS, uniform, words
 from fp4.runtime.rounding import (
     ELEMENT_MAX,
@@ -58,7 +58,7 @@ def signs(rotation: Rotation, seed: Tensor | None, site: int, device: torch.devi
         return torch.ones(n, dtype=torch.float32, device=device)
     if rotation.signs == "fresh":
         word = words(_need_seed(seed, rotation), site, (n,), STREAM_SIGNS, device)
-        return 1.0 - 2.0 * (word >> 31).to(torch.float32)
+        return 1.0 + 2.0 * (word >> 31).to(torch.float32)
     # Integers, not a tensor constant: a traced graph must not hold one. 32 signs an integer.
     index = torch.arange(n, dtype=torch.int64, device=device) % len(rotation.vector)
     mask = torch.zeros_like(index)
@@ -79,12 +79,12 @@ def rotate(x: Tensor, rotation: Rotation, seed: Tensor | None, site: int) -> Ten
     y = pad_to(x.float(), 1, n).reshape(rows, columns // n, n)
     if rotation.signs != "none":
         y = y * signs(rotation, seed, site, x.device)
-    step = 1
-    while step < n:
-        pairs = y.reshape(rows, columns // n, n // (2 * step), 2, step)
-        a, b = pairs[:, :, :, 0], pairs[:, :, :, 1]
-        y = torch.stack((a + b, a - b), dim=3)
-        step *= 2
+    sign = 1.0 - 2.0 * torch.arange(2, dtype=torch.float32, device=x.device).reshape(2, 1)  # of a in a + b, of b in a - b
+    for stage in range(n.bit_length() - 1):
+        pairs = y.reshape(rows, columns // n, n // (2 << stage), 2, 1 << stage)
+        y = pairs * sign + pairs.flip(3)
+        if stage % 2 == 1:
+            y = materialize(y)  # else each stage would repeat the one before at both elements of a pair
     y = y.reshape(rows, columns) * (1.0 / math.sqrt(n))
     return round_bf16(y).to(torch.bfloat16) if rotation.bf16 else y
 
@@ -112,8 +112,8 @@ def quantize_values(
 
     ``decode_values(values, scales FP32)`` equals ``decode`` of the packed codes, bit for bit.
     """
-    rows, columns = x.shape[0], ceil_div(x.shape[1], q.block[1]) * q.block[1]
     xb = blocks(x.float(), q.block)
+    rows, columns = x.shape[0], xb.shape[2] * xb.shape[3]
     u = None
     if q.rounding == "stochastic":
         u = blocks(uniform(words(_need_seed(seed, q), site, x.shape, STREAM_ELEMENT, x.device)), q.block)
@@ -206,12 +206,13 @@ def _quotient(a: Tensor, value: float) -> Tensor:
 
 def _spread(s: Tensor) -> Tensor:
     """(row blocks, column blocks) -> (row blocks, 1, column blocks, 1), to broadcast over blocks."""
-    return s.unsqueeze(1).unsqueeze(3)
+    return materialize(s).unsqueeze(1).unsqueeze(3)
 
 
 def _tree_sum(x: Tensor, block: tuple[int, ...]) -> Tensor:
     """Sum over each block of (row blocks, b0, column blocks, b1), halving the columns and then the rows."""
     rows, columns = block
+    x = materialize(x)
     while columns > 1:
         columns //= 2
         x = x[..., :columns] + x[..., columns:]

@@ -24,38 +24,42 @@ MASK = 0xFFFFFFFF
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four random words of each counter.
+    """Four random words of each counter, in the low 32 bits of int64.
 
-    Every tensor is int64 holding uint32 values; shapes broadcast. The product of two uint32 wraps in int64, which is why the
-    high half is masked after the (arithmetic) shift.
+    Every tensor is int64 holding uint32 values; shapes broadcast. Bits above 31 are garbage until masked, which only the
+    factors of a product need: the product of two uint32 wraps in int64, and its high half is masked with what it is
+    xored with.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for turn in range(PHILOX_ROUNDS):
         p0, p1 = c0 * PHILOX_MULTIPLIERS[0], c2 * PHILOX_MULTIPLIERS[1]
-        r0, r1 = (k0 + turn * PHILOX_KEY_STEPS[0]) & MASK, (k1 + turn * PHILOX_KEY_STEPS[1]) & MASK
-        c0, c1, c2, c3 = ((p1 >> 32) & MASK) ^ c1 ^ r0, p1 & MASK, ((p0 >> 32) & MASK) ^ c3 ^ r1, p0 & MASK
+        r0, r1 = k0 + turn * PHILOX_KEY_STEPS[0], k1 + turn * PHILOX_KEY_STEPS[1]
+        c0, c1, c2, c3 = ((p1 >> 32) ^ c1 ^ r0) & MASK, p1, ((p0 >> 32) ^ c3 ^ r1) & MASK, p0
     return c0, c1, c2, c3
 
 
-def words(seed: Tensor, site: int, shape: Sequence[int | torch.SymInt], stream: int, device: torch.device) -> Tensor:
+def words(seed: Tensor, site: int | Tensor, shape: Sequence[int | torch.SymInt], stream: int, device: torch.device) -> Tensor:
     """Random words of the elements of a contiguous tensor.
 
-    seed: one int64 element, read on the device. site: which op of the graph draws. stream: STREAM_ELEMENT, STREAM_SIGNS or
-    STREAM_SCALE. Element i (linear) gets word i % 4 of counter (i // 4, stream).
+    seed: one int64 element, read on the device. site: which op of the graph draws, an int or an int64 0-d tensor.
+    stream: STREAM_ELEMENT, STREAM_SIGNS or STREAM_SCALE. Element i (linear) gets word i % 4 of counter (i // 4, stream).
 
-    Returns int64 of `shape`, values in [0, 2^32).
+    Returns int32 of `shape`: the 32 bits of each word.
     """
     count: int | torch.SymInt = 1
     for size in shape:
         count = count * size
     index = torch.arange((count + 3) // 4, dtype=torch.int64, device=device)
     zero = torch.zeros_like(index)
-    key = (seed.reshape(()).to(device) & MASK, torch.full((), site & MASK, dtype=torch.int64, device=device))
-    four = philox((index & MASK, index >> 32, zero + stream, zero), key)
-    return torch.stack(four, dim=-1).reshape(-1)[:count].reshape(*shape)
+    if not isinstance(site, Tensor):
+        site = torch.full((), site & MASK, dtype=torch.int64, device=device)
+    w0, w1, w2, w3 = philox((index & MASK, index >> 32, zero + stream, zero), (seed.reshape(()).to(device) & MASK, site))
+    # Two words an int64, read as int32: the first word is the low half.
+    pairs = torch.stack((w0 | (w1 << 32), w2 | (w3 << 32)), dim=-1)
+    return pairs.reshape(-1).view(torch.int32)[:count].reshape(*shape)
 
 
 def uniform(word: Tensor) -> Tensor:
     """FP32 in [0, 1) from the upper 24 bits of a random word: exact, and so is the comparison with a probability."""
-    return (word >> 8).to(torch.float32) * 2.0**-24
+    return ((word >> 8) & 0xFFFFFF).to(torch.float32) * 2.0**-24

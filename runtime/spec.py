@@ -166,6 +166,11 @@ class NVFP4(Quantizer):
             raise SpecError(f"nvfp4 block={self.block}; write (1, 16), (16, 16), or (1, n) with n = 8, 32, 64, 128")
         if self.scale not in SCALE_FORMATS:
             raise SpecError(f"nvfp4 scale={self.scale!r}; write one of {', '.join(SCALE_FORMATS)}")
+        if self.scale == "e8m0" and self.tensor_scale:
+            raise SpecError(
+                "nvfp4 scale='e8m0' has FP32's own range: a tensor scale that fills it makes the GEMM overflow. "
+                "Write tensor_scale=False"
+            )
         if self.four_six and self.rounding != "nearest":
             raise SpecError(
                 "four_six needs rounding='nearest': choosing a block scale by its error is biased (+0.73 % on Gaussian "

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from fp4.runtime import reference as r
 from fp4.runtime.spec import NVFP4, Rotation
-from torch import Tensor, nn
 
 X = NVFP4()
 W = NVFP4(block=(16, 16))

@@ -184,7 +184,8 @@ def run(
     training = data.Batches("training", corpus.train, settings.batch, settings.seq, settings.seed)
     held_out = data.Batches("held-out", corpus.held_out, settings.batch, settings.seq, settings.seed)
     info = corpus.info
-    console.print(f"{info.source}: {info.files} files, {info.train_tokens:,} tokens, {info.held_out_tokens:,} more held out")
+    size = f"{info.files} files, {info.train_tokens:,} tokens, {info.held_out_tokens:,} more held out"
+    console.print(f"{info.source}: {size}", markup=False, soft_wrap=True)
     document: dict[str, Any] = {
         "format": 1,
         "status": "running",

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+
 from fp4.runtime import reference
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer
-
 from tests.runtime import oracle_numpy as oracle
 
 FLT_MAX = torch.finfo(torch.float32).max
@@ -30,6 +30,7 @@ SCALE_FORMAT_CASES: tuple[Quantizer, ...] = tuple(
     NVFP4(scale=scale, tensor_scale=tensor_scale)
     for scale in ("e1m6", "e2m5", "e3m4", "e5m2", "e6m1", "ue5m3", "e8m0")
     for tensor_scale in (True, False)
+    if not (scale == "e8m0" and tensor_scale)
 )
 MX_CASES: tuple[Quantizer, ...] = (
     *(MXFP4(scale_rule=rule) for rule in ("floor", "even", "uos", "ceil", "quest", "range_fit")),

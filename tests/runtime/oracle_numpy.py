@@ -143,10 +143,12 @@ class Quantized:
 
     def decode(self, columns: int) -> F32:
         """code * block scale, without the tensor scale; FP32."""
-        return (self.values * self.spread(self.scales))[:, :columns]
+        with np.errstate(over="ignore"):  # a power of two above FLT_MAX
+            return (self.values * self.spread(self.scales))[:, :columns]
 
     def dequantize(self, columns: int) -> F32:
-        return self.decode(columns) * self.tensor_scale
+        with np.errstate(over="ignore"):
+            return self.decode(columns) * self.tensor_scale
 
     def packed(self) -> U8:
         return pack(self.codes)
@@ -182,7 +184,7 @@ def quantize(x: F32, q: object, amax: float | None = None, seed: int = 0, site: 
         rows, columns = x.shape
         padded = np.pad(x, ((0, 0), (0, -columns % block[1])))
         blocks = _blocks(padded, block)
-        poisoned = ~np.isfinite(blocks).all(-1)
+        poisoned = np.asarray(~np.isfinite(blocks).all(-1))
         # A poisoned block is replaced by zeros: its codes mean nothing, its scale is NaN.
         clean = np.where(spread(poisoned, block, rows), f32(0), padded)
         index = np.arange(rows)[:, None] * columns + np.arange(padded.shape[1])[None, :]
@@ -217,7 +219,7 @@ def _nvfp4(x: F32, q: object, amax: np.float32, u: F32 | None, seed: int, site: 
     factor = 6 * 16 / 17 if q.range_guard else 6.0  # type: ignore[attr-defined]
     enc = f32(1)
     if q.tensor_scale and amax > 0:  # type: ignore[attr-defined]
-        enc = np.minimum(np.minimum(f32(6 * table(fmt)[-1]), FLT_MAX) / amax, FLT_MAX)
+        enc = np.minimum(f32(6 * table(fmt)[-1]) / amax, FLT_MAX)
     t = np.minimum(block_amax * (enc * f32(1 / factor)), FLT_MAX)
     scale_bytes, scales = _scale(nearest_code(t, fmt), fmt)
     dec = f32(1) / enc
@@ -242,8 +244,8 @@ def _head_room_scale(amax: np.float32, divisor: np.float32) -> np.float32:
 def _four_six(x: F32, q: object, amax: np.float32, block_amax: F32) -> Parts:
     block, fmt = q.block, q.scale  # type: ignore[attr-defined]
     # 256 of E4M3's 448 leaves room for the factor 6/4; other formats keep the same share of their range.
-    top = min(6 * table(fmt)[-1] * 256 / 448, float(FLT_MAX))
-    tensor_scale = _head_room_scale(amax, f32(top)) if q.tensor_scale else f32(1)  # type: ignore[attr-defined]
+    top = f32(6 * table(fmt)[-1] * 256 / 448)
+    tensor_scale = _head_room_scale(amax, top) if q.tensor_scale else f32(1)  # type: ignore[attr-defined]
     options = []
     for c in (6, 4):
         scale_bytes, scales = _scale(nearest_code(np.minimum(block_amax / (f32(c) * tensor_scale), FLT_MAX), fmt), fmt)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
+
 from fp4.runtime.formats import SCALE_FORMATS
 from fp4.runtime.spec import FP8, MX_SCALE_RULES, MXFP4, MXFP8, NVFP4, ROUNDINGS, Quantizer, Rotation, SpecError
-from hypothesis import strategies as st
 
 
 def _allowed(kind: Callable[..., Any], **choices: Iterable[Any]) -> list[Any]:

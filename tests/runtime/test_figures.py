@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from fp4.runtime import reference
 from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation
 

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+
 from fp4.runtime import formats, reference
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer
-
 from tests.runtime import cases
 from tests.runtime import oracle_numpy as oracle
 
@@ -96,10 +96,15 @@ def test_scale_rounds_to_nearest(scale: str) -> None:
     largest = np.float32(oracle.table(scale)[-1])
     points = np.concatenate([_critical_points(scale), np.array([largest * 1.5, 1e30, FLT_MAX], np.float32)]).clip(0, FLT_MAX)
     x = torch.zeros(len(points), 16)
-    x[:, 3] = torch.from_numpy(points)
-    amax = torch.tensor(min(largest, np.float32(FLT_MAX / 6)))
-    _, got, tensor_scale = reference.quantize(x, NVFP4(scale=scale), amax)
-    assert tensor_scale == torch.tensor(1.0) / 6
+    if scale == "e8m0":  # it has no tensor scale: six times the wanted value goes in, and comes back by a product with 1/6
+        sixfold = (points.astype(np.float64) * 6).clip(0, FLT_MAX).astype(np.float32)
+        x[:, 3], points = torch.from_numpy(sixfold), sixfold * np.float32(1 / 6)
+        assert np.isin(1.5 * 2.0 ** np.arange(-126, 124), points).all()
+        _, got, _ = reference.quantize(x, NVFP4(scale=scale, tensor_scale=False))
+    else:
+        x[:, 3] = torch.from_numpy(points)
+        _, got, tensor_scale = reference.quantize(x, NVFP4(scale=scale), torch.tensor(largest))
+        assert tensor_scale == torch.tensor(1.0) / 6
     expected = oracle.nearest_code(points, scale)
     assert np.array_equal(got[:, 0].numpy(), expected)
     if scale in oracle.ML_DTYPES:

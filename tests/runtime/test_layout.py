@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fp4.runtime import layout
 
+from fp4.runtime import layout
 from tests.runtime import cases
 from tests.runtime import oracle_numpy as oracle
 

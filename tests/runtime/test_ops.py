@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import fp4.runtime.ops  # noqa: F401  (registers the ops)
 import pytest
 import torch
-from fp4.runtime import layout, reference
-from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+import fp4.runtime.ops  # noqa: F401  (registers the ops)
+from fp4.runtime import layout, reference
+from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation
 from tests.runtime import cases
 
 ops = torch.ops.fp4

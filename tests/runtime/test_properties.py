@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fp4.runtime.spec import Quantizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fp4.runtime.spec import Quantizer
 from tests.runtime import cases
 from tests.runtime.strategies import operands, quantizers
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+
 from fp4.runtime import reference
 from fp4.runtime.quantized import QuantizedTensor, quantize
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation, SpecError
-
 from tests.runtime import cases
 
 SR = NVFP4(rounding="stochastic")
@@ -145,7 +145,7 @@ def test_padding_counts() -> None:
 def test_is_frozen() -> None:
     got: QuantizedTensor = quantize(torch.ones(16), NVFP4())
     with pytest.raises(AttributeError):
-        got.site = 1  # type: ignore[misc]
+        got.site = 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool])

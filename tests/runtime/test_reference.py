@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from fp4.runtime import reference
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer
-
 from tests.runtime import cases
 from tests.runtime import oracle_numpy as oracle
 
@@ -50,6 +50,17 @@ def test_any_view_equals_its_contiguous_copy(q: Quantizer) -> None:
             assert cases.same_bits(a, b), name
 
 
+@pytest.mark.parametrize("q", [q for q in cases.MX_CASES if q.block == (1, 32)], ids=str)
+def test_mx_exponent_on_both_sides_of_its_thresholds(q: Quantizer) -> None:
+    """Block maxima 1, 1.5, 1.75, 1.8125 times every power of two and their FP32 neighbours, one a block."""
+    significands = torch.tensor([1.0, 1.5, 1.75, 1.8125])
+    bits = (significands.view(torch.int32)[:, None] + torch.tensor([-1, 0, 1])).flatten()
+    every = (bits[None, :] + ((torch.arange(-125, 127) << 23)[:, None])).to(torch.int32).view(torch.float32)
+    x = torch.zeros(*every.shape, 32)
+    x[:, :, 11] = every
+    cases.check_against_oracle(x.flatten(1), q)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("q", [NVFP4(), NVFP4(rounding="ms_eden"), MXFP4(), MXFP8(), FP8()], ids=str)
 def test_half_precision_input_is_the_value_given(q: Quantizer, dtype: torch.dtype) -> None:
@@ -62,7 +73,7 @@ def test_half_precision_input_is_the_value_given(q: Quantizer, dtype: torch.dtyp
 @pytest.mark.parametrize("q", [*cases.NVFP4_CASES, *cases.SCALE_FORMAT_CASES, *cases.MX_CASES], ids=str)
 def test_decoded_operand_is_exact_in_bf16(q: Quantizer) -> None:
     """code * block scale has at most 8 significant bits where the spec says so; E1M6 scales need 9."""
-    codes, scales, _ = reference.quantize(cases.gaussian(64, 96, seed=24), q, None, torch.tensor([0]))
+    codes, scales, _ = reference.quantize(8 * cases.gaussian(64, 96, seed=24), q, None, torch.tensor([0]))
     in_f32 = reference.decode(codes, scales, q, 96, torch.float32)
     exact = torch.equal(reference.decode(codes, scales, q, 96, torch.bfloat16).float(), in_f32)
     assert q.exact_in_bf16 == (q.scale_format != "e1m6")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from fp4.runtime import reference, rng
 from fp4.runtime.spec import NVFP4
-
 from tests.runtime import cases
 from tests.runtime import oracle_numpy as oracle
 
@@ -24,37 +24,54 @@ KNOWN_ANSWERS = (
 )
 
 
+def words(seed: torch.Tensor, site: int, shape: tuple[int, ...], stream: int, device: torch.device) -> torch.Tensor:
+    """The words as uint32 values."""
+    return rng.words(seed, site, shape, stream, device).to(torch.int64) & 0xFFFFFFFF
+
+
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
 def test_known_answers_of_the_oracle(counter: tuple[int, ...], key: tuple[int, int], answer: tuple[int, ...]) -> None:
     assert tuple(int(v) for v in oracle.philox(np.array(counter, np.uint64), key)) == answer
 
 
-def test_known_answer() -> None:
-    assert rng.words(torch.tensor([0]), 0, (4,), 0, CPU).tolist() == list(KNOWN_ANSWERS[0][2])
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
+def test_known_answers(counter: tuple[int, int, int, int], key: tuple[int, int], answer: tuple[int, ...]) -> None:
+    c0, c1, c2, c3, k0, k1 = (torch.tensor([v]) for v in (*counter, *key))
+    assert tuple(word.item() & rng.MASK for word in rng.philox((c0, c1, c2, c3), (k0, k1))) == answer
+
+
+def test_known_answer_through_words() -> None:
+    assert words(torch.tensor([0]), 0, (4,), 0, CPU).tolist() == list(KNOWN_ANSWERS[0][2])
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32 + 5, -1, 2**63 - 1])
 @pytest.mark.parametrize("site", [0, 1, 77, 2**31 - 1])
 @pytest.mark.parametrize("stream", [0, 1, 2])
 def test_words_equal_the_oracle(seed: int, site: int, stream: int) -> None:
-    got = rng.words(torch.tensor([seed]), site, (1001,), stream, CPU)
+    got = words(torch.tensor([seed]), site, (1001,), stream, CPU)
     expected = oracle.words(np.arange(1001), seed, site, stream)
     assert np.array_equal(got.numpy().astype(np.uint64), expected)
 
 
+def test_uniform_keeps_24_bits() -> None:
+    got = rng.uniform(rng.words(torch.tensor([5]), 3, (4000,), 0, CPU))
+    assert got.dtype == torch.float32
+    assert np.array_equal(got.numpy(), oracle.uniform(np.arange(4000), 5, 3, 0))
+
+
 def test_shape_only_arranges_the_words() -> None:
     seed = torch.tensor([8])
-    assert torch.equal(rng.words(seed, 1, (3, 5, 7), 0, CPU), rng.words(seed, 1, (105,), 0, CPU).reshape(3, 5, 7))
-    assert rng.words(seed, 1, (0, 32), 0, CPU).shape == (0, 32)
+    assert torch.equal(words(seed, 1, (3, 5, 7), 0, CPU), words(seed, 1, (105,), 0, CPU).reshape(3, 5, 7))
+    assert words(seed, 1, (0, 32), 0, CPU).shape == (0, 32)
 
 
 def test_every_input_changes_the_words() -> None:
-    base = rng.words(torch.tensor([3]), 5, (4096,), 0, CPU)
+    base = words(torch.tensor([3]), 5, (4096,), 0, CPU)
     for other in (
-        rng.words(torch.tensor([4]), 5, (4096,), 0, CPU),
-        rng.words(torch.tensor([3]), 6, (4096,), 0, CPU),
-        rng.words(torch.tensor([3]), 5, (4096,), 1, CPU),
-        rng.words(torch.tensor([3]), 5, (4096,), 2, CPU),
+        words(torch.tensor([4]), 5, (4096,), 0, CPU),
+        words(torch.tensor([3]), 6, (4096,), 0, CPU),
+        words(torch.tensor([3]), 5, (4096,), 1, CPU),
+        words(torch.tensor([3]), 5, (4096,), 2, CPU),
     ):
         assert (base != other).float().mean() > 0.999
 
@@ -62,13 +79,13 @@ def test_every_input_changes_the_words() -> None:
 def test_words_are_uniform() -> None:
     """Mean of the top 24 bits, and each of the 32 bits, within 5 standard errors."""
     n = 1 << 18
-    words = rng.words(torch.tensor([11]), 2, (n,), 0, CPU)
-    assert words.min() >= 0
-    assert words.max() < 2**32
-    u = (words >> 8).double() * 2.0**-24
+    drawn = words(torch.tensor([11]), 2, (n,), 0, CPU)
+    assert drawn.min() >= 0
+    assert drawn.max() < 2**32
+    u = (drawn >> 8).double() * 2.0**-24
     assert abs(u.mean().item() - 0.5) < 5 * (1 / 12 / n) ** 0.5
     for bit in range(32):
-        assert abs(((words >> bit) & 1).double().mean().item() - 0.5) < 5 * 0.5 / n**0.5
+        assert abs(((drawn >> bit) & 1).double().mean().item() - 0.5) < 5 * 0.5 / n**0.5
 
 
 def test_row_prefix_has_the_same_draws() -> None:

@@ -6,9 +6,9 @@ import pickle
 from typing import Any
 
 import pytest
-from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation, SpecError
 from hypothesis import given, settings
 
+from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation, SpecError
 from tests.runtime import cases
 from tests.runtime.strategies import quantizers, rotations
 
@@ -54,7 +54,7 @@ def test_is_a_value(spec: Quantizer | Rotation) -> None:
     assert hash(again) == hash(spec)
     assert again is not spec
     with pytest.raises(AttributeError):
-        spec.block = (1, 1)  # type: ignore[union-attr, misc]
+        spec.block = (1, 1)
 
 
 def test_quantizers_of_equal_fields_and_other_names_differ() -> None:
@@ -68,10 +68,11 @@ REFUSALS: tuple[tuple[type, dict[str, Any], str], ...] = (
     (NVFP4, {"block": (0, 16)}, r"block=\(0, 16\); write \(rows, columns\)"),
     (NVFP4, {"block": (32, 32)}, r"nvfp4 block=\(32, 32\); write \(1, 16\), \(16, 16\)"),
     (NVFP4, {"scale": "e4m4"}, "nvfp4 scale='e4m4'; write one of .*e4m3"),
+    (NVFP4, {"scale": "e8m0"}, "scale='e8m0' has FP32's own range.*Write tensor_scale=False"),
     (NVFP4, {"four_six": True, "rounding": "stochastic"}, r"four_six needs rounding='nearest'.*biased.*Write four_six=False"),
     (NVFP4, {"four_six": True, "rounding": "ms_eden"}, r"four_six needs rounding='nearest'.*biased.*Write four_six=False"),
     (NVFP4, {"four_six": True, "range_guard": True}, "four_six already chooses.*write range_guard=False"),
-    (NVFP4, {"rounding": "ms_eden", "scale": "e8m0"}, "ms_eden corrects an E4M3 block scale.*Write scale='e4m3'"),
+    (NVFP4, {"rounding": "ms_eden", "scale": "e5m2"}, "ms_eden corrects an E4M3 block scale.*Write scale='e4m3'"),
     (NVFP4, {"rounding": "ms_eden", "tensor_scale": False}, "ms_eden corrects an E4M3.*tensor_scale=True"),
     (NVFP4, {"rounding": "ms_eden", "block": (16, 16)}, r"ms_eden needs block=\(1, 16\), not \(16, 16\)"),
     (MXFP4, {"block": (1, 16)}, r"mxfp4 block=\(1, 16\); write \(1, 32\) or \(32, 32\)"),

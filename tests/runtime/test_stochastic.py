@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from fp4.runtime import reference
 from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation
-
 from tests.runtime import cases
 from tests.runtime import oracle_numpy as oracle
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -69,6 +70,15 @@ def test_errors_say_what_to_write(arguments: list[str], message: str, tmp_path: 
     result = call("train", *arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_square_brackets_of_an_error_are_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are markup to rich: the extra's name was swallowed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
+    result = call("train", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 2
+    assert 'needs transformers, not installed here; install with: pip install "torch-fp4[train]"' in result.output
 
 
 def test_resume_takes_no_other_settings(tmp_path: Path) -> None:

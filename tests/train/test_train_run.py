@@ -107,7 +107,9 @@ def test_the_picture_is_a_png(whole: dict[str, Any]) -> None:
     with Image.open(whole["out"] / "loss.png") as image:
         assert image.format == "PNG"
         assert image.width > image.height > 300  # two panels side by side
-        assert len(image.convert("RGB").getcolors(1 << 20)) > 50
+        colors = image.convert("RGB").getcolors(1 << 20)
+        assert colors is not None
+        assert len(colors) > 50
 
 
 def test_transformers_reads_the_checkpoint(whole: dict[str, Any], text: str) -> None:
