@@ -92,6 +92,13 @@ class Options:
         return self.policy if self.policy is not None else recipe(self.recipe or DEFAULT)
 
 
+def _exact_settings() -> dict[str, bool]:
+    """A quantizer must see the BF16 value the model computes, not the FP32 one Inductor keeps in a register; and a scale
+    must be divided, not approximately divided as Triton does unasked."""
+    wanted = {"emulate_precision_casts": True, "eager_numerics.division_rounding": True}
+    return {name: value for name, value in wanted.items() if name in _inductor_names()}
+
+
 def _inductor_names() -> set[str]:
     return set(torch._inductor.list_options())
 
@@ -119,8 +126,7 @@ def fp4(
 
     joint = JointPass(policy, inputs, read.save_weights, read.strict, done, read.observer)
     patches: dict[str, Any] = {
-        # A quantizer must see the BF16 value the model computes, not the FP32 one Inductor keeps in a register.
-        **({"emulate_precision_casts": True} if quantizes(policy) else {}),
+        **(_exact_settings() if quantizes(policy) else {}),
         **torch._inductor.list_mode_options(read.mode or "default"),
         **read.inductor,
         # mode "lite" switches passes off, ours with them: the model would silently stay in BF16.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
-from fp4.compiler.graph import Builder, is_transpose, untransposed
+from fp4.compiler.graph import COPIES, VIEWS, Builder, is_transpose, root, untransposed
 from fp4.compiler.pipeline import Context
 from fp4.compiler.sites import OPERANDS, ROLES, GemmSite, Linear, Role
 
@@ -36,8 +37,18 @@ def place(graph: Graph, context: Context, linear: Linear, gemm: GemmSite, operan
     matrix = untransposed(node)
     if letter == "W" and not context.save_weights and "partitioner_tag" in gemm.node.meta:
         build = Builder(graph, gemm.node, partitioner_tag="must_be_in_backward")
+        _recompute_casts(matrix)
     elif matrix is (linear.x if letter == "X" else linear.w):
         build = Builder(graph, fprop)
     else:  # backward reads another view than forward did
         return Builder(graph, gemm.node), node
     return build, build.transposed(matrix) if is_transpose(node) else node
+
+
+def _recompute_casts(weight: Node) -> None:
+    """Cast the parameter again in backward too: else what is saved is autocast's BF16 copy of it."""
+    if root(weight).op != "placeholder":
+        return
+    while weight.target in VIEWS or weight.target in COPIES:
+        weight.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
+        weight = weight.args[0]  # type: ignore[assignment]

@@ -216,7 +216,7 @@ def _describe(node: Node, weight_is_right: bool, index: int, count: int, inputs:
     name = known.name.removesuffix(".weight") if known else f"<computed weight {index}>"
     if known and _in_linear_module(node):
         # A tied weight has the name it was first met by, the embedding's: a rule on the head means the head.
-        path = re.sub(r"^[LG]\['\w+'\]\.?", "", stack[-1][0])
+        path = re.sub(r"^.*\]\.?", "", stack[-1][0])  # after Dynamo's name of the model: L['self'].
         name = path if path and path.rpartition(".")[2] != name.rpartition(".")[2] else name
     module_name = getattr(module, "__name__", None) or (str(module).rpartition(".")[2] if module else "")
     return LinearSite(
@@ -238,9 +238,9 @@ def _note_decomposed(graph: Graph, linears: list[Linear]) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or node.target in (aten.mm.default, aten.addmm.default) or "fp4" in node.meta:
             continue
-        original = node.meta.get("original_aten")
+        original = str(node.meta.get("original_aten"))  # by name: AOTAutograd leaves a copy of the op there
         linear = by_seq.get(node.meta.get("seq_nr"))
-        if original not in (aten.mm.default, aten.addmm.default) or linear is None or node.target not in (
+        if original not in ("aten.mm.default", "aten.addmm.default") or linear is None or node.target not in (
             aten.mul.Tensor,
             aten.sum.dim_IntList,
         ):

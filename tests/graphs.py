@@ -7,6 +7,7 @@ pass, at the partitioned graphs, and at the numbers, in a fraction of a second.
 from __future__ import annotations
 
 import copy
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -197,3 +198,37 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(self.b(self.a(x).relu()).relu())
+
+
+def llama(**config: Any) -> Any:
+    """A Hugging Face Llama of two layers, hidden 64: 7 linears a layer, and the head."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: nothing here may look at a hub
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    settings = {**size, **heads, "attn_implementation": "sdpa", "use_cache": False, **config}
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**settings))
+
+
+def tokens(batch: int = 2, length: int = 32) -> Tensor:
+    """(batch, length) int64 token ids for ``llama``."""
+    return torch.randint(0, 256, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+LLAMA = [
+    f"model.layers.{i}.{name}"
+    for i in (0, 1)
+    for name in (
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+        "mlp.down_proj",
+    )
+] + ["lm_head"]
+# The recipe keeps the head, then the last ceil(0.15 * 14) = 3 of the other linears.
+LLAMA_KEPT = LLAMA[-4:]

@@ -61,10 +61,11 @@ class OracleLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         w, b = self.weight, self.bias
-        if torch.is_autocast_enabled("cpu"):
-            dtype = torch.get_autocast_dtype("cpu")
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
             x, w, b = x.to(dtype), w.to(dtype), b.to(dtype) if b is not None else None
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(device, enabled=False):
             return _Linear.apply(x, w, b, self.seed, self.index)
 
 
@@ -86,7 +87,7 @@ class OracleModel(nn.Module):
             self.linears.append(oracle)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        seed = torch.randint(0, 2**31 - 1, [1])
+        seed = torch.randint(0, 2**31 - 1, [1], device=self.linears[0].weight.device)
         for linear in self.linears:
             linear.seed = seed
         return self.model(*args, **kwargs)

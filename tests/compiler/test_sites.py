@@ -95,15 +95,15 @@ CASES = {
     "multi-head attention": Case(
         lambda m, x: m.mha(x, x, x, need_weights=False)[0], [("mha.in_proj_weight", FULL), ("mha.out_proj", FULL)]
     ),
-    "LSTM cell": Case(
-        lambda m, x: m.cell(x)[0], [("cell.weight_hh", NO_DGRAD), ("cell.weight_ih", FULL)], shape=(32, 64)
-    ),
+    "LSTM cell": Case(lambda m, x: m.cell(x)[0], [("cell.weight_hh", NO_DGRAD), ("cell.weight_ih", FULL)], shape=(32, 64)),
     "autocast": Case(lambda m, x: m.b(m.a(x)), [("a", FULL), ("b", FULL)], bias=True, autocast=True),
     "autocast, attention": Case(_qk, [("a", FULL), ("b", FULL)], autocast=True),
     "float64": Case(lambda m, x: F.linear(x.double(), m.a.weight.double()), [], unknown=3),
     "float64 beside float32": Case(lambda m, x: m.b(x) + (x.double() @ m.w[:, :64].double()).float(), [("b", FULL)], unknown=3),
     "dynamic": Case(lambda m, x: m.b(m.a(x).relu()), [("a", FULL), ("b", FULL)], bias=True, dynamic=True),
-    "checkpoint": Case(lambda m, x: checkpoint(lambda y: m.b(m.a(y).relu()), x, use_reentrant=False), [("a", FULL), ("b", FULL)]),
+    "checkpoint": Case(
+        lambda m, x: checkpoint(lambda y: m.b(m.a(y).relu()), x, use_reentrant=False), [("a", FULL), ("b", FULL)]
+    ),
     "checkpoint, bias, autocast": Case(
         lambda m, x: m.b(checkpoint(lambda y: m.a(y).relu(), x, use_reentrant=False)),
         [("a", FULL), ("b", FULL)],
