@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fp4.compiler.graph import fp4_nodes
 from fp4.runtime.spec import Quantizer, Rotation
@@ -30,8 +31,9 @@ def _tagged_like_neighbours(node: Node) -> bool:
 
 
 def _checkpoint_tags(node: Node) -> bool:
-    """A node tagged for recomputation also names its checkpoint region."""
-    return "recompute" not in node.meta or "ac_graph_id" in node.meta
+    """A node tagged for recomputation also names its checkpoint region; a decode that our passes repeat has none."""
+    ours = node.meta.get("recompute") is CheckpointPolicy.MUST_RECOMPUTE
+    return "recompute" not in node.meta or "ac_graph_id" in node.meta or ours
 
 
 def _matrix(node: Node) -> bool:

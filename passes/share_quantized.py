@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fp4.compiler.graph import Builder, aten, fp4_nodes, is_transpose
 from fp4.compiler.pipeline import Context
@@ -26,6 +27,7 @@ class ShareQuantized:
     def run(self, graph: Graph, context: Context) -> bool:
         changed = [_untranspose(graph, node) for node in list(fp4_nodes(graph, "quantize"))]
         merged = _merge(graph)
+        _decode_again(graph)
         return any(changed) or merged
 
 
@@ -53,6 +55,15 @@ def _untranspose(graph: Graph, node: Node) -> bool:
         if not dead.users:
             graph.erase_node(dead)
     return True
+
+
+def _decode_again(graph: Graph) -> None:
+    """Codes that forward and backward both read are decoded in each: else CSE keeps one decoded copy, and saves that."""
+    for node in fp4_nodes(graph, "dequantize"):
+        codes: Node = node.args[0]  # type: ignore[assignment]
+        tags = {u.meta.get("partitioner_tag") for u in codes.users if u.target is fp4.dequantize.default}
+        if len(tags) > 1 and node.meta.get("partitioner_tag") == "is_forward":
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
 
 
 def _merge(graph: Graph) -> bool:

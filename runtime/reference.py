@@ -230,8 +230,9 @@ def _nvfp4(xb: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, u: Tenso
         s_enc = torch.where(tensor_max > 0.0, (_constant(range_max, xb) / tensor_max).clamp(max=FLT_MAX), 1.0)
     t = block_max * (s_enc * (1.0 / q.factor))
     s, scale_code = round_exmy(t, q.scale)
-    tensor_scale = s_enc.reciprocal()
-    e = (s * tensor_scale).reciprocal().clamp(max=FLT_MAX)
+    # Divisions, not reciprocal(): Triton's is approximate, and Inductor's setting for exact division leaves it so.
+    tensor_scale = _constant(1.0, xb) / s_enc
+    e = (_constant(1.0, xb) / (s * tensor_scale)).clamp(max=FLT_MAX)
     v, code = round_element(xb * _spread(e), "e2m1", u)
     return v, code, s, scale_code, tensor_scale
 

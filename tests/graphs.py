@@ -25,6 +25,7 @@ from fp4.compiler.pipeline import Context
 from fp4.compiler.policy import Policy
 from fp4.compiler.report import REGISTRY, GraphReport
 from fp4.compiler.sites import Linear
+from fp4.passes import JOINT_PASSES
 
 aten = torch.ops.aten
 compile_fx = backend.compile_fx
@@ -185,6 +186,45 @@ def nbytes(node: Node) -> int:
 def trios(got: Captured) -> list[tuple[str, tuple[str, ...]]]:
     """Each linear's name and the roles found for it, in execution order."""
     return [(linear.site.name, linear.site.roles) for linear in got.linears]
+
+
+def before(got: Captured, name: str) -> tuple[Graph, Context]:
+    """A copy of the captured joint graph, and a context, in which the passes before `name` have run."""
+    graph = copy.deepcopy(got.joint.stages["captured"])
+    used = got.joint.context
+    context = Context(used.policy, used.inputs, used.save_weights)
+    for p in JOINT_PASSES:
+        if p.name == name:
+            return graph, context
+        p.run(graph, context)
+    raise KeyError(name)
+
+
+def integers(graph: Graph, largest: int = 2) -> list[Tensor]:
+    """A whole number for every element of every input, so that products and sums of them are exact in FP32."""
+    shapes = [(n.meta["val"].shape, n.meta["val"].dtype) for n in graph.find_nodes(op="placeholder")]
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(-largest, largest + 1, shape, generator=generator).to(dtype) for shape, dtype in shapes]
+
+
+def gaussians(graph: Graph) -> list[Tensor]:
+    """Gaussian values for every input."""
+    generator = torch.Generator().manual_seed(12)
+    values = [n.meta["val"] for n in graph.find_nodes(op="placeholder")]
+    return [torch.randn(v.shape, generator=generator).to(v.dtype) for v in values]
+
+
+def evaluate(graph: Graph, inputs: Sequence[Any], seed: int = 3) -> list[Any]:
+    """Run a graph op by op. seed: of the draw at its top."""
+    torch.manual_seed(seed)
+    root = graph.owning_module if isinstance(graph.owning_module, GraphModule) else nn.Module()
+    return list(torch.fx.Interpreter(GraphModule(root, graph)).run(*inputs))
+
+
+def equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Bit for bit, shapes and dtypes included."""
+    pairs = list(zip(first, second, strict=True))
+    return all((a is None and b is None) or (a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs)
 
 
 class MLP(nn.Module):

@@ -48,7 +48,8 @@ def test_the_same_graph_in_high_precision_keeps_the_activations() -> None:
     """What the test above would see had nothing been rewritten: X of the three linears, as BF16."""
     kept = activations(rewritten(MLP(), x(), policy=FULL, autocast=True))
     assert shapes(kept, torch.uint8) == []
-    assert sum(nbytes(n) for n in kept if n.meta["val"].shape[0] * n.meta["val"].shape[-1]) >= sum(2 * ROWS * k for k in (64, 96, 64))
+    for size in ((ROWS, 64), (ROWS, 96)):  # some of them as a view's transpose
+        assert size in shapes(kept, torch.bfloat16)
 
 
 def test_bytes_of_the_linears_inputs() -> None:
@@ -118,3 +119,14 @@ def test_checkpointed_block_saves_inputs_only() -> None:
 
     kept = activations(rewritten(Block(), x(), policy=ALL))
     assert [n for n in kept if n.meta["val"].numel() > 1] == []
+
+
+def test_codes_read_by_fprop_and_wgrad_are_saved_as_codes() -> None:
+    """Square blocks on X: one set of codes for both products. CSE would merge their decodes and save that, in BF16."""
+    square = fp4.NVFP4(block=(16, 16))
+    gemm = fp4.GemmPrecision(square, square)
+    kept = activations(rewritten(MLP(), x(), policy=fp4.Policy("square", fp4.LinearPrecision(gemm, gemm, gemm))))
+    assert shapes(kept, torch.bfloat16) == []
+    assert shapes(kept, torch.uint8) == sorted(
+        [(ROWS, k // 2) for k in (64, 96, 64)] + [(ROWS // 16, k // 16) for k in (64, 96, 64)]
+    )

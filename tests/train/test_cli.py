@@ -22,7 +22,9 @@ import fp4.train
 from fp4.cli import app
 from fp4.train import Settings, checkpoint
 
-SMALL = "--layers 1 --hidden 64 --heads 2 --kv-heads 1 --vocab 320 --batch 2 --seq 32 --steps 6 --eval-batches 2 --device cpu"
+# Every operand is 64 x 64, so that there are few kernels to compile.
+SIZE = "--layers 1 --hidden 64 --intermediate 64 --heads 2 --kv-heads 2 --vocab 320 --batch 2 --seq 32"
+SMALL = f"{SIZE} --steps 6 --eval-batches 2 --device cpu"
 
 
 def call(*arguments: str) -> Result:

@@ -19,7 +19,8 @@ STEPS = 6
 
 
 def small(text: str, out: Path, **values: Any) -> Settings:
-    size = {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 1, "vocab": 320, "batch": 2, "seq": 32}
+    # Every operand is 64 x 64, so that there are few kernels to compile.
+    size = {"layers": 1, "hidden": 64, "intermediate": 64, "heads": 2, "kv_heads": 2, "vocab": 320, "batch": 2, "seq": 32}
     rest = {"data": (text,), "steps": STEPS, "eval_every": 2, "eval_batches": 2, "device": "cpu", "out": str(out)}
     return Settings(**{**size, **rest, **values})
 

@@ -1,0 +1,150 @@
+"""Compiled by Inductor, the nvfp4 recipe equals an eager model built from the oracle, bit for bit: output and gradients.
+
+The eager model (``tests/oracle_model.py``) has a plain ``autograd.Function`` a linear and is written from the recipe's table. In
+ATEN mode the rest of the model runs as ATen's own kernels on both sides while the quantizers are compiled, so that equality
+is a statement on our code alone: Inductor sums a norm or a bias gradient in another order than ATen does.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fp4
+from tests.oracle_model import OracleModel
+
+INDUCTOR: dict[str, Any] = {"fallback_random": True}
+ATEN: dict[str, Any] = {**INDUCTOR, "fallback_by_default": True, "selective_decompose": True}
+ALL = fp4.recipe("nvfp4", high_precision_tail=0.0)
+
+
+class MLP(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.a = nn.Linear(64, 96, bias=bias)
+        self.b = nn.Linear(96, 64, bias=bias)
+        self.lm_head = nn.Linear(64, 128, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lm_head(self.b(self.a(x).relu()))
+
+
+def gradients(model: nn.Module, run: Any, autocast: bool, *inputs: Tensor) -> dict[str, Tensor]:
+    """Output, and gradients of the inputs and parameters, of one step from random state 7."""
+    torch.manual_seed(7)
+    leaves = [x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = run(*leaves)
+    y = y if isinstance(y, Tensor) else y.logits
+    generator = torch.Generator().manual_seed(1)
+    y.backward(torch.randn(y.shape, generator=generator).to(y.dtype))
+    found = {"output": y.detach()}
+    found |= {f"input {i}": x.grad for i, x in enumerate(leaves) if x.grad is not None}
+    return found | {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def unequal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> list[str]:
+    assert ours.keys() == theirs.keys()
+    return [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+def compare(
+    model: nn.Module, policy: fp4.Policy, kept: set[str], settings: dict[str, Any], autocast: bool, *inputs: Tensor
+) -> None:
+    torch._dynamo.reset()
+    copied = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="fp4", options={"policy": policy, "inductor": settings})
+    ours = gradients(model, compiled, autocast, *inputs)
+    order = [linear.name for linear in fp4.report(compiled).graphs[0].linears]
+    oracle = OracleModel(copied, order, kept)
+    theirs = gradients(oracle.model, oracle, autocast, *inputs)
+    assert unequal(ours, theirs) == []
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+def test_mlp(autocast: bool) -> None:
+    torch.manual_seed(0)
+    compare(MLP(bias=False), ALL, {"lm_head"}, INDUCTOR, autocast, torch.randn(2, 32, 64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+def test_mlp_with_bias(autocast: bool) -> None:
+    torch.manual_seed(0)
+    compare(MLP(bias=True), ALL, {"lm_head"}, ATEN, autocast, torch.randn(2, 32, 64))
+
+
+def test_another_seed_is_another_gradient() -> None:
+    """Stochastic rounding really draws: else equality above would hold of a deterministic model too."""
+    torch.manual_seed(0)
+    model = MLP(bias=False)
+    oracle = OracleModel(model, ["a", "b", "lm_head"], {"lm_head"})
+    x = torch.randn(2, 32, 64)
+    found = []
+    for seed in (7, 7, 8):
+        model.zero_grad()
+        torch.manual_seed(seed)
+        oracle(x).square().sum().backward()
+        found.append(model.get_parameter("a.weight").grad.clone())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def llama() -> nn.Module:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+def test_llama(autocast: bool) -> None:
+    tokens = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(2))
+    # 14 linears in the blocks; the last ceil(0.15 * 14) = 3 and the head stay in BF16.
+    kept = {"lm_head"} | {f"model.layers.1.mlp.{n}_proj" for n in ("gate", "up", "down")}
+    compare(llama(), fp4.recipe("nvfp4"), kept, ATEN, autocast, tokens)
+
+
+PROCESS = """
+import hashlib, json, sys, torch
+from tests.compiler.test_bitwise import MLP, ALL, gradients
+torch.manual_seed(0)
+model = MLP(bias=False)
+compiled = torch.compile(model, backend="fp4", options={"policy": ALL})
+found = gradients(model, compiled, True, torch.randn(2, 32, 64))
+print(json.dumps({n: hashlib.sha256(t.float().numpy().tobytes()).hexdigest() for n, t in found.items()}))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_agree(tmp_path: Path) -> None:
+    """Same seed, other processes, their own compile caches: the same bits, draws included."""
+    root = Path(__file__).parents[2]
+    found = []
+    for i in range(2):
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / str(i)), "PYTHONPATH": str(root)}
+        done = subprocess.run([sys.executable, "-P", "-c", PROCESS], env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert found[0] == found[1]
