@@ -30,8 +30,6 @@ fp4 = torch.ops.fp4
 invoke_subgraph = torch.ops.higher_order.invoke_subgraph
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
 SITE = {fp4.rotate.default: 3, fp4.quantize.default: 4}
-# Under Inductor's fallback_by_default (mode "lite") the model runs as ATen kernels; ours are compiled all the same.
-COMPILED = {"compile_with_inductor": "fp4"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,8 @@ class LowerReference:
     name: ClassVar[str] = "lower_reference"
 
     def run(self, graph: Graph) -> bool:
+        if config.fallback_by_default:
+            return False  # mode "lite": the model runs as ATen kernels, and our ops as the oracle they are
         regions = _regions(graph)
         lowering = _Lowering(graph)
         for region in regions:
@@ -181,7 +181,6 @@ class _Lowering:
             if key is not None:
                 self.traced[key] = body
         served = {k: region.head.meta[k] for k in SERVED_META if k in region.head.meta}
-        served["custom"] = {**(served.get("custom") or {}), **COMPILED}
         env = dict(zip(body.graph.find_nodes(op="placeholder"), inputs, strict=True))
         with self.graph.inserting_before(region.head):
             for inner in body.graph.nodes:
@@ -204,8 +203,6 @@ class _Lowering:
                 dynamic=False,
             )
             view_to_reshape(body)
-            for node in body.graph.nodes:
-                node.meta["custom"] = dict(COMPILED)
             root = self.graph.owning_module
             name = next(f"fp4_{i}" for i in itertools.count() if not hasattr(root, f"fp4_{i}"))
             root.add_submodule(name, body)

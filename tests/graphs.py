@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from fp4.compiler import backend, pipeline
 from fp4.compiler.graph import fp4_nodes
@@ -218,13 +219,12 @@ def evaluate(graph: Graph, inputs: Sequence[Any], seed: int = 3) -> list[Any]:
     """Run a graph op by op. seed: of the draw at its top."""
     torch.manual_seed(seed)
     root = graph.owning_module if isinstance(graph.owning_module, GraphModule) else nn.Module()
-    return list(torch.fx.Interpreter(GraphModule(root, graph)).run(*inputs))
+    return tree_leaves(torch.fx.Interpreter(GraphModule(root, graph)).run(*inputs))
 
 
 def equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Bit for bit, shapes and dtypes included."""
-    pairs = list(zip(first, second, strict=True))
-    return all((a is None and b is None) or (a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs)
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 class MLP(nn.Module):

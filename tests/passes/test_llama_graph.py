@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from functools import cache
 
-import fp4
 import pytest
 import torch
-from fp4.compiler.sites import ROLES, Role, find_gemms
 from torch import Tensor
 from torch.fx import Node
 
+import fp4
+from fp4.compiler.sites import ROLES, Role, find_gemms
 from tests.graphs import LLAMA, LLAMA_KEPT, Captured, fp4_nodes, llama, ops, quantizers, rewritten, tokens, trios
 from tests.oracle_model import OracleModel
 

@@ -23,6 +23,6 @@ def test_quantize_equals_the_oracle(x: torch.Tensor, q: Quantizer, seed: int, si
 
 @pytest.mark.slow
 @arguments
-@settings(max_examples=5000, deadline=None, derandomize=True, suppress_health_check=SLOW_DRAW)
+@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=SLOW_DRAW)
 def test_quantize_equals_the_oracle_at_length(x: torch.Tensor, q: Quantizer, seed: int, site: int) -> None:
     cases.check_against_oracle(x, q, seed=seed, site=site)
