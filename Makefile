@@ -22,7 +22,7 @@ test: lint
 
 lint: types
 	$(BIN)/ruff check .
-	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fp4 -p tests
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fp4
 
 # The folders lie at the top of the repository and install as fp4.compiler, fp4.passes, ...; mypy wants to see them there.
 types: install

@@ -137,7 +137,7 @@ def fp4(
     patches["post_grad_custom_pre_pass"] = Chain.of(patches, "post_grad_custom_pre_pass", LowerPass())
 
     key = _report_key(joint, gm, example_inputs)
-    compiled = compile_fx(gm, example_inputs, config_patches=patches)
+    compiled: Any = compile_fx(gm, example_inputs, config_patches=patches)
     if received:
         _store(key, received)
     else:  # the compile cache had the graph: the passes did not run

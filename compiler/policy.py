@@ -197,7 +197,7 @@ def rule(
     for name in changed:
         if not isinstance(given[name], GemmPrecision):
             raise PolicyError(f"fp4.rule({patterns[0]!r}, {name}={given[name]!r}): write a GemmPrecision or fp4.BF16")
-    return Rule(f"rule({', '.join(map(repr, patterns))}: {', '.join(changed)})", patterns=patterns, **given)
+    return Rule(f"rule({', '.join(map(repr, patterns))}: {', '.join(changed)})", patterns=patterns, fprop=fprop, dgrad=dgrad, wgrad=wgrad)
 
 
 @dataclass(frozen=True)
@@ -288,9 +288,9 @@ def _freeze(value: Any, seen: set[int]) -> str | None:
         return "<recursion>"
     if value is None or isinstance(value, bool | int | float | str | bytes | types.ModuleType | type):
         return repr(value)
-    if isinstance(value, tuple | frozenset) or (dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+    if isinstance(value, tuple | frozenset) or _is_frozen(value):
         items = sorted(value, key=repr) if isinstance(value, frozenset) else value
-        children = items if isinstance(items, list | tuple) else [getattr(value, f.name) for f in dataclasses.fields(value)]
+        children = items if isinstance(items, list | tuple) else list(vars(value).values())
         parts = [_freeze(v, seen) for v in children]
         return None if None in parts else f"{type(value).__qualname__}({', '.join(map(str, parts))})"
     if isinstance(value, types.BuiltinFunctionType):
@@ -304,5 +304,9 @@ def _freeze(value: Any, seen: set[int]) -> str | None:
         return None
     names = inspect.getclosurevars(value)
     used = {**names.nonlocals, **names.globals, "": (value.__defaults__, tuple((value.__kwdefaults__ or {}).items()))}
-    parts = [f"{k}={_freeze(v, seen)}" for k, v in sorted(used.items())]
-    return None if any(p.endswith("=None") and used[p[: -len("=None")]] is not None for p in parts) else source + "\n".join(parts)
+    frozen = {k: _freeze(v, seen) for k, v in sorted(used.items())}
+    return None if None in frozen.values() else source + repr(frozen)
+
+
+def _is_frozen(value: Any) -> bool:
+    return getattr(getattr(value, "__dataclass_params__", None), "frozen", False)

@@ -1,8 +1,8 @@
 """Lower every ``fp4::`` op to the ATen nodes of the oracle (``fp4.runtime.reference``), which Inductor fuses.
 
 Runs after partitioning, on the forward, backward and inference graphs: the partitioner has seen opaque ops and saves their
-packed codes. What quantizes one operand (amax, quantize, dequantize) is one region, a rotation another (fused into one loop, the
-butterfly's strides would keep Inductor from vectorizing the rest); equal regions on equal shapes are one subgraph, so that
+packed codes. What quantizes one operand (amax, quantize, dequantize) is one region, a rotation another (fused into one loop,
+the butterfly's strides would keep Inductor from vectorizing the rest); equal regions on equal shapes are one subgraph, so that
 32 layers are traced and compiled once, not 32 times. Within a region a dequantize takes the
 unpacked values (same bits, no unpacking), and decodes to FP32 where only FP32 products read it.
 """
@@ -29,7 +29,7 @@ from fp4.runtime.spec import Quantizer, Rotation
 fp4 = torch.ops.fp4
 invoke_subgraph = torch.ops.higher_order.invoke_subgraph
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
-SITE = {fp4.rotate.default: 3, fp4.quantize.default: 4}
+SITE: dict[Any, int] = {fp4.rotate.default: 3, fp4.quantize.default: 4}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class _Region:
 
     def sites(self) -> list[int]:
         """The draw sites of the random ops, in order."""
-        return [n.args[SITE[n.target]] for n in self.nodes if _draws(n)]  # type: ignore[index, misc]
+        drawing: list[Any] = [n for n in self.nodes if _draws(n)]
+        return [n.args[SITE[n.target]] for n in drawing]
 
     def outputs(self) -> list[Node]:
         inside = set(self.nodes)
@@ -69,10 +70,11 @@ class _Region:
         """Run the region on tensors: the oracle's functions in place of the ops. sites: one draw site a random op."""
         values: dict[Node, tuple[Any, Any]] = {}
         remaining = iter(sites)
+        node: Any
         for node in self.nodes:
-            args = [env[a] if isinstance(a, Node) else a for a in node.args]
+            args: list[Any] = [env[a] if isinstance(a, Node) else a for a in node.args]
             if _draws(node):
-                args[SITE[node.target]] = next(remaining)  # type: ignore[index]
+                args[SITE[node.target]] = next(remaining)
             if node.target is operator.getitem:
                 env[node] = args[0][args[1]]
             elif node.target is fp4.amax.default:
@@ -90,7 +92,7 @@ class _Region:
             elif node.target is fp4.mm.default:
                 env[node] = reference.mm(*args)
             else:
-                env[node] = getattr(layout, node.target._opname)(*args)  # type: ignore[union-attr]
+                env[node] = getattr(layout, node.target._opname)(*args)
         return [env[n] for n in self.outputs()]
 
     def key(self) -> Any:
@@ -98,9 +100,9 @@ class _Region:
         number = {n: i for i, n in enumerate([*self.inputs(), *self.nodes])}
 
         def text(node: Node) -> tuple[Any, ...]:
-            args = [("node", number[a]) if isinstance(a, Node) else a for a in node.args]
+            args: list[Any] = [("node", number[a]) if isinstance(a, Node) else a for a in node.args]
             if node.target in SITE:
-                args[SITE[node.target]] = None  # type: ignore[index]
+                args[SITE[node.target]] = None
             return node.target, *map(str, args), _only_products(node)
 
         described = tuple(_description(n.meta["val"]) for n in self.inputs())
@@ -109,7 +111,7 @@ class _Region:
 
 def _draws(node: Node) -> bool:
     """Does the op draw, and so read its site? The seed comes right before the site."""
-    return node.target in SITE and node.args[SITE[node.target] - 1] is not None  # type: ignore[index]
+    return node.target in SITE and node.args[SITE[node.target] - 1] is not None
 
 
 def _only_products(node: Node) -> bool:
@@ -127,7 +129,7 @@ def _dequantize(node: Node, args: list[Any], values: dict[Node, tuple[Any, Any]]
     if codes.device.type == "cpu" and _only_products(node):
         dtype = torch.float32
     source = node.args[0]
-    made = source.args[0] if isinstance(source, Node) and source.target is operator.getitem else None
+    made: Any = source.args[0] if isinstance(source, Node) and source.target is operator.getitem else None
     if made in values:
         return reference.decode_values(*values[made], q, columns, dtype)
     return reference.decode(codes, scales, q, columns, dtype)
@@ -177,7 +179,11 @@ class _Lowering:
         key = None if dynamic else (region.key(), tuple(sites))
         body = self.traced.get(key)
         if body is None:
-            body = _trace(region, inputs, lambda tensors: region.evaluate(dict(zip(inputs, tensors, strict=True)), sites), dynamic)
+
+            def run(tensors: Sequence[Any]) -> list[Any]:
+                return region.evaluate(dict(zip(inputs, tensors, strict=True)), sites)
+
+            body = _trace(region, inputs, run, dynamic)
             if key is not None:
                 self.traced[key] = body
         served = {k: region.head.meta[k] for k in SERVED_META if k in region.head.meta}
@@ -187,7 +193,8 @@ class _Lowering:
                 if inner.op == "call_function":
                     env[inner] = self.graph.node_copy(inner, env.__getitem__)
                     env[inner].meta = {"val": inner.meta["val"], **served}
-        return [env[r] for r in body.graph.output_node().args[0]]  # type: ignore[index, union-attr]
+        results: Any = body.graph.output_node().args[0]
+        return [env[r] for r in results]
 
     def _call(self, region: _Region) -> list[Node]:
         inputs, sites = region.inputs(), region.sites()
@@ -204,6 +211,7 @@ class _Lowering:
             )
             view_to_reshape(body)
             root = self.graph.owning_module
+            assert root is not None
             name = next(f"fp4_{i}" for i in itertools.count() if not hasattr(root, f"fp4_{i}"))
             root.add_submodule(name, body)
             self.called[key] = name, body
@@ -211,8 +219,8 @@ class _Lowering:
         with self.graph.inserting_before(region.head):
             function = self.graph.get_attr(name)
             call = self.graph.call_function(invoke_subgraph, (function, name, *inputs, *drawn))
-        results = body.graph.output_node().args[0]
-        call.meta = {**build.meta, "val": tuple(r.meta["val"] for r in results)}  # type: ignore[union-attr]
+        results: Any = body.graph.output_node().args[0]
+        call.meta = {**build.meta, "val": tuple(r.meta["val"] for r in results)}
         return list(build.outputs(call))
 
 

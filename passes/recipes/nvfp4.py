@@ -12,7 +12,7 @@ Quartet II's remedy. TransformerEngine rotates what the paper rotates; its sign 
 
 from __future__ import annotations
 
-from fp4.compiler.policy import GemmPrecision, LinearPrecision, Policy, keep, keep_last
+from fp4.compiler.policy import GemmPrecision, LinearPrecision, Operand, Policy, keep, keep_last
 from fp4.runtime.spec import NVFP4, Rotation
 
 HEADS = ("lm_head", "*.lm_head", "output", "*.output_projection", "*.embed_out", "embed_out")
@@ -35,13 +35,13 @@ def nvfp4(
     range_guard: factor 6*16/17 in the gradients' block scale. four_six: on the forward's operands (2512.02010).
     wgrad_rotation: of the wgrad operands, or None.
     """
-    x = NVFP4(four_six=four_six)
-    w = NVFP4(block=weight_block, four_six=four_six)
-    dy = NVFP4(rounding=gradient_rounding, range_guard=range_guard)
+    x = Operand(NVFP4(four_six=four_six))
+    w = Operand(NVFP4(block=weight_block, four_six=four_six))
+    dy = Operand(NVFP4(rounding=gradient_rounding, range_guard=range_guard))
     linear = LinearPrecision(
         fprop=GemmPrecision(x, w),
         dgrad=GemmPrecision(dy, w),
-        wgrad=GemmPrecision(dy, NVFP4(), rotation=wgrad_rotation),
+        wgrad=GemmPrecision(dy, Operand(NVFP4()), rotation=wgrad_rotation),
     )
     rules = (keep(*HEADS, optional=True),) if keep_heads else ()
     return Policy("nvfp4", linear, (*rules, keep_last(high_precision_tail)))
