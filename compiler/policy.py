@@ -197,7 +197,8 @@ def rule(
     for name in changed:
         if not isinstance(given[name], GemmPrecision):
             raise PolicyError(f"fp4.rule({patterns[0]!r}, {name}={given[name]!r}): write a GemmPrecision or fp4.BF16")
-    return Rule(f"rule({', '.join(map(repr, patterns))}: {', '.join(changed)})", patterns=patterns, fprop=fprop, dgrad=dgrad, wgrad=wgrad)
+    text = f"rule({', '.join(map(repr, patterns))}: {', '.join(changed)})"
+    return Rule(text, patterns=patterns, fprop=fprop, dgrad=dgrad, wgrad=wgrad)
 
 
 @dataclass(frozen=True)
