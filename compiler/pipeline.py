@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fp4.compiler.graph import aten
 from fp4.compiler.policy import Decision, Policy
@@ -49,6 +50,7 @@ class Context:
         seed.meta["fp4"] = "seed"
         if "partitioner_tag" in model.meta:
             seed.meta["partitioner_tag"] = "is_forward"
+            seed.meta["recompute"] = CheckpointPolicy.MUST_SAVE  # drawn again, it would be another seed
         return seed
 
 

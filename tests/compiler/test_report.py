@@ -92,7 +92,8 @@ class Broken(MLP):
         return self.b(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.eager(self.a(x)))
+        y = self.eager(self.a(x))
+        return self.c(y)
 
 
 def test_a_linear_no_graph_captured_is_a_failure() -> None:
@@ -120,7 +121,7 @@ def test_two_models_have_two_reports() -> None:
 def test_no_report_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="compile it and call it once"):
         fp4.report(MLP())
-    with pytest.raises(ValueError, match="takes the compiled model, a torch.nn.Module; got function"):
+    with pytest.raises(ValueError, match=r"takes the compiled model, a torch.nn.Module; got function"):
         fp4.report(lambda x: x)  # type: ignore[arg-type]
 
 
@@ -128,7 +129,7 @@ def test_strict_raises_what_the_report_lists() -> None:
     """One token and few features: Inductor writes the wgrad as an outer product before the passes run."""
     model, token = nn.Linear(20, 12), torch.randn(1, 20, requires_grad=True)
     (failure,) = rewritten(model, token, policy=ALL).report.failures
-    with pytest.raises(Exception, match="(?s)strict=True.*Write a rule that keeps these linears") as raised:
+    with pytest.raises(Exception, match=r"(?s)strict=True.*Write a rule that keeps these linears") as raised:
         rewritten(model, token, policy=ALL, strict=True)
     errors = [raised.value, raised.value.__cause__, getattr(raised.value, "inner_exception", None)]
     assert any(isinstance(e, StrictError) and failure in str(e) for e in errors)
