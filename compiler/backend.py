@@ -25,6 +25,7 @@ from fp4.compiler.sites import Input
 from fp4.passes.recipes import DEFAULT, recipe
 
 log = logging.getLogger("fp4.report")
+SMALLEST_BUDGET = 1e-9
 
 
 class OptionError(ValueError):
@@ -137,7 +138,10 @@ def fp4(
     patches["post_grad_custom_pre_pass"] = Chain.of(patches, "post_grad_custom_pre_pass", LowerPass())
 
     key = _report_key(joint, gm, example_inputs)
-    compiled: Any = compile_fx(gm, example_inputs, config_patches=patches)
+    # At budget 0 the partitioner saves graph inputs alone, and backward would draw another seed than forward did.
+    budget = torch._functorch.config.activation_memory_budget or SMALLEST_BUDGET
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        compiled: Any = compile_fx(gm, example_inputs, config_patches=patches)
     if received:
         _store(key, received)
     else:  # the compile cache had the graph: the passes did not run

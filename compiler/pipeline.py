@@ -32,8 +32,8 @@ class Context:
     warnings: list[str] = field(default_factory=list)
 
     def seed(self, graph: Graph) -> Node:
-        """The graph's one random seed, a (1,) int64 tensor: drawn in forward, so that checkpointing and a small memory
-        budget recompute with the same draws; every op's draw also depends on its `site`."""
+        """The graph's one random seed, a (1,) int64 tensor: drawn once, so that checkpointing and a small memory budget
+        recompute with the same draws; every op's draw also depends on its `site`."""
         for node in graph.nodes:
             if node.meta.get("fp4") == "seed":
                 return node

@@ -134,14 +134,14 @@ def quantize_values(
         s = torch.where(s > 0.0, s, 1.0)
         v, code = round_element(xb / _spread(s), q.format)
         s = torch.where(finite, s, torch.nan)
-        return cut(v, rows, columns), s, cut(code, rows, columns), s, tensor_scale
+        return cut(v, rows, columns), s, cut(materialize(code), rows, columns), s, tensor_scale
     elif isinstance(q, MXFP4 | MXFP8):
         v, code, s, scale_code, tensor_scale = _mx(xb, block_max, q, u)
     else:
         raise SpecError(f"{q} has no arithmetic; write NVFP4, MXFP4, MXFP8 or FP8")
     scale_code = torch.where(finite, scale_code, nan_code(q.scale_format)).to(torch.uint8)
     s = torch.where(finite, s, torch.nan)
-    return cut(v, rows, columns), s, cut(code, rows, columns), scale_code, tensor_scale
+    return cut(v, rows, columns), s, cut(materialize(code), rows, columns), scale_code, tensor_scale
 
 
 def decode_values(values: Tensor, scales: Tensor, q: Quantizer, columns: Size, dtype: torch.dtype) -> Tensor:
@@ -257,14 +257,14 @@ def _four_six(xb: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4) -> Pa
     found = []
     for target in (6.0, 4.0):
         s, scale_code = round_exmy(block_max / (tensor_scale * target), q.scale)
-        v, code = round_element(_divide(xb, s * tensor_scale), "e2m1")
+        v, _ = round_element(_divide(xb, s * tensor_scale), "e2m1")
         error = xb - v * _spread(s) * tensor_scale
-        found.append((v, code, s, scale_code, _tree_sum(error * error, q.block)))
-    (v6, code6, s6, scale6, error6), (v4, code4, s4, scale4, error4) = found
+        found.append((s, scale_code, _tree_sum(error * error, q.block)))
+    (s6, scale6, error6), (s4, scale4, error4) = found
     four = error4 < error6
-    each = _spread(four)
-    v, code = torch.where(each, v4, v6), torch.where(each, code4, code6)
-    return v, code, torch.where(four, s4, s6), torch.where(four, scale4, scale6), tensor_scale
+    s, scale_code = torch.where(four, s4, s6), torch.where(four, scale4, scale6)
+    v, code = round_element(_divide(xb, s * tensor_scale), "e2m1")
+    return v, code, s, scale_code, tensor_scale
 
 
 def _ms_eden(y: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, seed: Tensor, site: int) -> Parts:

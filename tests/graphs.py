@@ -73,7 +73,7 @@ class Captured:
 def capturing(into: Captured) -> Any:
     """A context manager: inside it ``torch.compile(..., backend="fp4")`` records its graphs and generates no code."""
 
-    def inner(gm: GraphModule, example_inputs: Sequence[Any], **how: Any) -> Callable[[list[Any]], Any]:
+    def inner(gm: GraphModule, example_inputs: Sequence[Any], **how: Any) -> Any:
         kind = "backward" if how.get("is_backward") else "inference" if how.get("is_inference") else "forward"
         getattr(into, kind).append(gm)
         into.given.append(tuple(example_inputs))
@@ -123,6 +123,11 @@ class _Together:
             m.__exit__(*error)
 
 
+def compiled(model: Any, dynamic: bool | None = None, **options: Any) -> Any:
+    """``torch.compile`` with the backend and its options."""
+    return torch.compile(model, backend="fp4", dynamic=dynamic, options=options)
+
+
 def rewritten(
     model: Any,
     *inputs: Any,
@@ -142,7 +147,7 @@ def rewritten(
     got = Captured()
     given = options if policy is None else {"policy": policy, **options}
     with capturing(got):
-        got.model = torch.compile(model, backend="fp4", dynamic=dynamic, options=given)
+        got.model = compiled(model, dynamic, **given)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast), torch.set_grad_enabled(train):
             torch.manual_seed(seed)
             got.output = got.model(*inputs)
@@ -187,6 +192,41 @@ def nbytes(node: Node) -> int:
 def trios(got: Captured) -> list[tuple[str, tuple[str, ...]]]:
     """Each linear's name and the roles found for it, in execution order."""
     return [(linear.site.name, linear.site.roles) for linear in got.linears]
+
+
+def step(model: nn.Module, run: Any, x: Tensor, autocast: bool = False, seed: int = 0) -> dict[str, Tensor]:
+    """Output and all gradients of one step of `run`, whose parameters are `model`'s."""
+    leaf = x.detach().clone().requires_grad_(x.is_floating_point())
+    model.zero_grad()
+    torch.manual_seed(seed)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = run(leaf)
+    tangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(4)).to(y.dtype)
+    y.backward(tangent)
+    found = {"output": y.detach(), "input": leaf.grad} | {n: p.grad for n, p in model.named_parameters()}
+    return {name: value.clone() for name, value in found.items() if value is not None}
+
+
+def unequal(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
+    """Names of the values that differ in a bit, a shape or a type."""
+    assert first.keys() == second.keys()
+    return [n for n, v in first.items() if v.dtype != second[n].dtype or not torch.equal(v, second[n])]
+
+
+def interpreted(
+    model: nn.Module,
+    x: Tensor,
+    policy: Policy,
+    autocast: bool = False,
+    seed: int = 0,
+    dynamic: bool | None = None,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """``step`` of the model through the backend, the rewritten graphs run op by op."""
+    torch._dynamo.reset()
+    settings = {"policy": policy, "inductor": {"fallback_random": True}, **options}
+    with capturing(Captured()):
+        return step(model, compiled(model, dynamic, **settings), x, autocast, seed)
 
 
 def before(got: Captured, name: str) -> tuple[Graph, Context]:

@@ -15,7 +15,7 @@ from torch.fx import Graph
 
 import fp4
 from fp4.compiler.backend import Chain, OptionError, Options, quantizes
-from tests.graphs import MLP, Captured, capturing, ops, rewritten, trios
+from tests.graphs import MLP, Captured, capturing, compiled, ops, rewritten, trios
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"recipes": "nvfp4"}, "backend fp4 has no option 'recipes'; its options: recipe, policy, strict"),
@@ -152,7 +152,7 @@ def test_equal_policies_compile_once_different_ones_twice() -> None:
     got = Captured()
     with capturing(got):
         for tail in (0.0, 0.0, 0.5, 0.0):
-            torch.compile(model, backend="fp4", options={"policy": fp4.recipe("nvfp4", high_precision_tail=tail)})(x)
+            compiled(model, policy=fp4.recipe("nvfp4", high_precision_tail=tail))(x)
     assert len(got.joints) == 2
 
 

@@ -11,8 +11,8 @@ import pytest
 import fp4
 from fp4.compiler.policy import Decision, matches
 
-NVFP4 = fp4.NVFP4()
-GEMM = fp4.GemmPrecision(NVFP4, NVFP4)  # type: ignore[arg-type]
+NVFP4: Any = fp4.NVFP4()
+GEMM = fp4.GemmPrecision(NVFP4, NVFP4)
 FULL = fp4.LinearPrecision(GEMM, GEMM, GEMM)
 POLICY = fp4.Policy("test", FULL)
 
@@ -30,46 +30,47 @@ def kept(policy: fp4.Policy, *names: str) -> list[str]:
     return [n for n, d in zip(names, decisions, strict=True) if not d.precision.quantized]
 
 
+api: Any = fp4  # untyped: what the type checker would refuse is tried here
 # What is refused, and the words that say what to write instead.
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "operand": (
-        lambda: fp4.Operand("nvfp4"),
+        lambda: api.Operand("nvfp4"),
         r"Operand\(quantizer='nvfp4'\): write a quantizer such as fp4.NVFP4\(\), or None",
     ),
-    "first": (lambda: fp4.GemmPrecision("nvfp4"), r"first='nvfp4': write an Operand, a quantizer"),
-    "second": (lambda: fp4.GemmPrecision(NVFP4, 4), r"second=4: write an Operand"),
-    "rotation": (lambda: fp4.GemmPrecision(NVFP4, NVFP4, rotation=16), r"rotation=16: write fp4.Rotation\(size=16"),
+    "first": (lambda: api.GemmPrecision("nvfp4"), r"first='nvfp4': write an Operand, a quantizer"),
+    "second": (lambda: api.GemmPrecision(NVFP4, 4), r"second=4: write an Operand"),
+    "rotation": (lambda: api.GemmPrecision(NVFP4, NVFP4, rotation=16), r"rotation=16: write fp4.Rotation\(size=16"),
     "rotation alone": (
-        lambda: fp4.GemmPrecision(rotation=fp4.Rotation()),
+        lambda: api.GemmPrecision(rotation=fp4.Rotation()),
         "a rotation with no quantized operand only costs time",
     ),
-    "ms-eden, no rotation": (lambda: fp4.GemmPrecision(fp4.NVFP4(rounding="ms_eden"), NVFP4), "signs='fresh'"),
+    "ms-eden, no rotation": (lambda: api.GemmPrecision(api.NVFP4(rounding="ms_eden"), NVFP4), "signs='fresh'"),
     "ms-eden, fixed signs": (
-        lambda: fp4.GemmPrecision(NVFP4, fp4.NVFP4(rounding="ms_eden"), fp4.Rotation(signs="fixed")),
+        lambda: api.GemmPrecision(NVFP4, api.NVFP4(rounding="ms_eden"), api.Rotation(signs="fixed")),
         "unbiased over random rotations only",
     ),
-    "ms-eden, E8M0": (lambda: fp4.MXFP4(rounding="ms_eden"), r"gains nothing.*NVFP4\(rounding='ms_eden'\)"),
-    "4/6, stochastic": (lambda: fp4.NVFP4(four_six=True, rounding="stochastic"), "biased.*four_six=False"),
-    "clipping, stochastic": (lambda: fp4.MXFP4(rounding="stochastic"), "not unbiased.*allow_clipping=True"),
-    "gemm": (lambda: fp4.LinearPrecision(dgrad=NVFP4), "dgrad=.*write a GemmPrecision, or fp4.BF16"),
-    "keep nothing": (lambda: fp4.keep(), r"fp4.keep takes globs on parameter names.*got \(\)"),
-    "keep a number": (lambda: fp4.keep(3), "fp4.keep takes globs"),
-    "keep an empty name": (lambda: fp4.keep(""), "fp4.keep takes globs"),
-    "keep_last 15": (lambda: fp4.keep_last(15), r"fp4.keep_last\(15\): write a fraction of the linears from 0 to 1"),
-    "keep_last True": (lambda: fp4.keep_last(True), "write a fraction"),
-    "keep_last -1": (lambda: fp4.keep_last(-0.1), "write a fraction"),
-    "keep_last nan": (lambda: fp4.keep_last(float("nan")), "write a fraction"),
+    "ms-eden, E8M0": (lambda: api.MXFP4(rounding="ms_eden"), r"gains nothing.*NVFP4\(rounding='ms_eden'\)"),
+    "4/6, stochastic": (lambda: api.NVFP4(four_six=True, rounding="stochastic"), "biased.*four_six=False"),
+    "clipping, stochastic": (lambda: api.MXFP4(rounding="stochastic"), "not unbiased.*allow_clipping=True"),
+    "gemm": (lambda: api.LinearPrecision(dgrad=NVFP4), "dgrad=.*write a GemmPrecision, or fp4.BF16"),
+    "keep nothing": (lambda: api.keep(), r"fp4.keep takes globs on parameter names.*got \(\)"),
+    "keep a number": (lambda: api.keep(3), "fp4.keep takes globs"),
+    "keep an empty name": (lambda: api.keep(""), "fp4.keep takes globs"),
+    "keep_last 15": (lambda: api.keep_last(15), r"fp4.keep_last\(15\): write a fraction of the linears from 0 to 1"),
+    "keep_last True": (lambda: api.keep_last(True), "write a fraction"),
+    "keep_last -1": (lambda: api.keep_last(-0.1), "write a fraction"),
+    "keep_last nan": (lambda: api.keep_last(float("nan")), "write a fraction"),
     "rule without change": (
-        lambda: fp4.rule("*.down_proj"),
+        lambda: api.rule("*.down_proj"),
         "changes nothing: give fprop=, dgrad= or wgrad=, e.g. wgrad=fp4.BF16",
     ),
-    "rule, quantizer": (lambda: fp4.rule("*", wgrad=NVFP4), "wgrad=.*write a GemmPrecision or fp4.BF16"),
-    "with_rules": (lambda: POLICY.with_rules("lm_head"), r"with_rules takes fp4.keep\(...\).*got 'lm_head'"),
-    "policy": (lambda: fp4.policy(3), "decorates a function from fp4.LinearSite to fp4.LinearPrecision; got 3"),
-    "recipe": (lambda: fp4.recipe("nvfp5"), "there is no recipe 'nvfp5'; the recipes: .*nvfp4"),
-    "recipe flag": (lambda: fp4.recipe("nvfp4", tail=1), "recipe nvfp4 has no flag tail; its flags: high_precision_tail"),
+    "rule, quantizer": (lambda: api.rule("*", wgrad=NVFP4), "wgrad=.*write a GemmPrecision or fp4.BF16"),
+    "with_rules": (lambda: api.recipe("nvfp4").with_rules("lm_head"), r"with_rules takes fp4.keep\(...\).*got 'lm_head'"),
+    "policy": (lambda: api.policy(3), "decorates a function from fp4.LinearSite to fp4.LinearPrecision; got 3"),
+    "recipe": (lambda: api.recipe("nvfp5"), "there is no recipe 'nvfp5'; the recipes: .*nvfp4"),
+    "recipe flag": (lambda: api.recipe("nvfp4", tail=1), "recipe nvfp4 has no flag tail; its flags: high_precision_tail"),
     "function's result": (
-        lambda: fp4.policy(lambda s: GEMM).assign(sites("a")),
+        lambda: api.policy(lambda s: GEMM).assign(sites("a")),
         "returned .* for a; return an fp4.LinearPrecision",
     ),
 }

@@ -79,7 +79,7 @@ def test_no_second_copy_of_a_weight(make: Any, autocast: bool) -> None:
     """The parameter lives anyway: backward quantizes it again."""
     given = x() if make is MLP else tokens()
     loss = (lambda y: y.float().sum()) if make is MLP else (lambda y: y.logits.float().sum())
-    got = rewritten(make(), given, loss=loss, autocast=autocast, **({"policy": ALL} if make is MLP else {}))
+    got = rewritten(make(), given, loss=loss, autocast=autocast, policy=ALL if make is MLP else None)
     copies = _weight_copies(got)
     # A linear left in BF16 keeps Inductor's own cast of its weight; the quantized ones keep none.
     kept = [n for n in got.linears if n.site.name in LLAMA_KEPT]
@@ -123,7 +123,7 @@ def test_checkpointed_block_saves_inputs_only() -> None:
 
 def test_codes_read_by_fprop_and_wgrad_are_saved_as_codes() -> None:
     """Square blocks on X: one set of codes for both products. CSE would merge their decodes and save that, in BF16."""
-    square = fp4.NVFP4(block=(16, 16))
+    square = fp4.Operand(fp4.NVFP4(block=(16, 16)))
     gemm = fp4.GemmPrecision(square, square)
     kept = activations(rewritten(MLP(), x(), policy=fp4.Policy("square", fp4.LinearPrecision(gemm, gemm, gemm))))
     assert shapes(kept, torch.bfloat16) == []

@@ -148,6 +148,7 @@ def test_operands_contract_the_right_dimension(name: str) -> None:
                 Role.DGRAD: (site.m, site.k, site.n),
                 Role.WGRAD: (site.n, site.k, site.m),
             }[role]
+            assert contracted is not None
             padded = -(-contracted // 16) * 16 if role is Role.WGRAD else contracted  # the rotation pads to its size
             assert (tuple(first), tuple(second)) == ((rows, padded), (columns, padded)), (site.name, role)
 
@@ -181,7 +182,8 @@ def test_q_k_v_are_told_apart_in_backward() -> None:
     for linear, factor in zip(got.linears, (2, 3, 5), strict=True):
         for role in (Role.DGRAD, Role.WGRAD):
             gemm = linear.gemms[role]
-            gradient = root(nodes[gemm.node.name].args[gemm.slot(0)])  # type: ignore[arg-type]
+            operand: Any = nodes[gemm.node.name].args[gemm.slot(0)]
+            gradient = root(operand)
             assert (gradient.target, gradient.args[1]) == (torch.ops.aten.mul.Tensor, factor)
 
 

@@ -12,7 +12,7 @@ from fp4.passes.assign_precision import AssignPrecision
 from fp4.passes.tag_gemms import TagGemms
 from tests.graphs import MLP, before, equal, evaluate, integers, ops, rewritten
 
-NVFP4 = fp4.GemmPrecision(fp4.NVFP4(), fp4.NVFP4())
+NVFP4 = fp4.GemmPrecision(fp4.Operand(fp4.NVFP4()), fp4.Operand(fp4.NVFP4()))
 
 
 def policy(**gemms: fp4.GemmPrecision) -> fp4.Policy:

@@ -21,8 +21,8 @@ EDEN = fp4.NVFP4(rounding="ms_eden")
 FRESH = fp4.Rotation(size=128, signs="fresh", bf16=False)
 
 
-def every(*operands: fp4.Quantizer, rotation: fp4.Rotation | None = None) -> fp4.Policy:
-    gemm = fp4.GemmPrecision(*operands, rotation=rotation)  # type: ignore[arg-type]
+def every(first: fp4.Quantizer, second: fp4.Quantizer | None = None, rotation: fp4.Rotation | None = None) -> fp4.Policy:
+    gemm = fp4.GemmPrecision(fp4.Operand(first), fp4.Operand(second), rotation)
     return fp4.Policy("every", fp4.LinearPrecision(gemm, gemm, gemm))
 
 
@@ -92,7 +92,7 @@ def test_same_bits_as_the_opaque_ops(name: str, autocast: bool) -> None:
     check(captured(name, autocast))
 
 
-@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("batch", [1, 5])
 def test_dynamic_shapes(batch: int) -> None:
     got = captured("nvfp4", dynamic=True)
     symbols = [

@@ -44,6 +44,7 @@ def test_w_and_its_transpose_share_square_codes() -> None:
     assert quantizers(graph)["nvfp4[block=16x16]"] == 2
     assert ShareQuantized().run(graph, context)
     assert quantizers(graph)["nvfp4[block=16x16]"] == 1
+    codes: Any
     (codes,) = {n.args[0] for n in fp4_nodes(graph, "dequantize") if n.args[3] == "nvfp4[block=16x16]"}
     assert len([u for u in codes.users if u.target is torch.ops.fp4.dequantize.default]) == 2
 
