@@ -5,7 +5,7 @@ CXX ?= g++
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PYTEST_ARGS ?=
-DEMO_STEPS ?= 160
+DEMO_STEPS ?= 800
 DEMO := runs/demo
 
 export CXX
@@ -15,7 +15,7 @@ export CXX
 
 demo: install
 	rm -rf $(DEMO)
-	HF_HUB_OFFLINE=1 $(BIN)/fp4 train --out $(DEMO) --steps $(DEMO_STEPS) --vocab 512 --batch 4 --seq 128 --lr 4e-3 --eval-every 40
+	HF_HUB_OFFLINE=1 $(BIN)/fp4 train --out $(DEMO) --steps $(DEMO_STEPS) --vocab 512 --batch 4 --seq 128 --lr 4e-3 --eval-every 100
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)

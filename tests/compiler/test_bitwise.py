@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import fp4
 from fp4.compiler.joint_pass import LowerPass
+from fp4.train.loop import deterministic
 from tests.oracle_model import OracleModel
 
 INDUCTOR: dict[str, Any] = {"fallback_random": True}
@@ -65,12 +66,13 @@ def compare(
     torch._dynamo.reset()
     copied = copy.deepcopy(model)
     compiled = torch.compile(model, backend="fp4", options={"policy": policy, "inductor": settings})
-    ours = gradients(model, compiled, autocast, *inputs)
+    with deterministic():
+        ours = gradients(model, compiled, autocast, *inputs)
     order = [linear.name for linear in fp4.report(compiled).graphs[0].linears]
     oracle = OracleModel(copied, order, kept)
-    theirs = gradients(oracle.model, oracle, autocast, *inputs)
-    # The gradients of an embedding and of a norm's weight are ATen sums over tokens, whose order depends on the layout.
-    assert [n for n in unequal(ours, theirs) if not n.endswith(("embed_tokens.weight", "norm.weight"))] == []
+    with deterministic():
+        theirs = gradients(oracle.model, oracle, autocast, *inputs)
+    assert unequal(ours, theirs) == []
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
@@ -79,7 +81,6 @@ def test_mlp(autocast: bool) -> None:
     compare(MLP(bias=False), ALL, {"lm_head"}, INDUCTOR, autocast, torch.randn(2, 32, 64))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
 def test_mlp_with_bias(autocast: bool) -> None:
     torch.manual_seed(0)
@@ -102,7 +103,7 @@ def test_another_seed_is_another_gradient() -> None:
     assert not torch.equal(found[0], found[2])
 
 
-def llama() -> nn.Module:
+def llama(kv_heads: int = 1, attention: str = "sdpa") -> nn.Module:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -112,24 +113,28 @@ def llama() -> nn.Module:
         intermediate_size=192,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=1,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=64,
         use_cache=False,
-        attn_implementation="sdpa",
+        attn_implementation=attention,
     )
     return transformers.LlamaForCausalLM(config)
 
 
-@pytest.mark.slow
-def test_llama() -> None:
+# Grouped-query attention by SDPA is not bitwise the same captured and not (PyTorch decomposes it: "aot_eager" differs from no
+# compiler in the same gradients), so it is compared with the attention written out.
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize(("kv_heads", "attention"), [(2, "sdpa"), (1, "eager")])
+def test_llama(kv_heads: int, attention: str, autocast: bool) -> None:
     tokens = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(2))
     # 14 linears in the blocks; the last ceil(0.15 * 14) = 3 and the head stay in BF16.
     kept = {"lm_head"} | {f"model.layers.1.mlp.{n}_proj" for n in ("gate", "up", "down")}
-    compare(llama(), fp4.recipe("nvfp4"), kept, ATEN, False, tokens)
+    compare(llama(kv_heads, attention), fp4.recipe("nvfp4"), kept, ATEN, autocast, tokens)
 
 
 @pytest.mark.slow
-def test_llama_compiled_equals_opaque(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+def test_llama_compiled_equals_opaque(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our ops lowered and compiled, or called as the oracle: every output and gradient has the same bits."""
     tokens = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(2))
     model, found = llama(), []
@@ -140,9 +145,8 @@ def test_llama_compiled_equals_opaque(monkeypatch: pytest.MonkeyPatch) -> None:
         copied = copy.deepcopy(model)
         with torch._inductor.config.patch(force_disable_caches=True):
             compiled = torch.compile(copied, backend="fp4", options={"inductor": INDUCTOR})
-            torch.use_deterministic_algorithms(True)  # the embedding's gradient is an atomic sum otherwise
-            found.append(gradients(copied, compiled, False, tokens))
-            torch.use_deterministic_algorithms(False)
+            with deterministic():
+                found.append(gradients(copied, compiled, autocast, tokens))
     assert unequal(*found) == []
 
 
