@@ -37,6 +37,7 @@ class Options:
     """``torch.compile(model, backend="fp4", options={...})``.
 
     recipe: name of a published recipe (``fp4.recipes()``). policy: an ``fp4.Policy`` in place of a recipe.
+    phase: a named phase of that recipe or policy (``fp4.switch`` changes it in the middle of a run).
     strict: raise when the policy asked for more than could be done.
     save_weights: keep the weights' codes between forward and backward, in place of quantizing the weights again in
         backward. Costs 0.56 bytes a parameter and saves a read of the weights.
@@ -46,6 +47,7 @@ class Options:
 
     recipe: str | None = None
     policy: Policy | None = None
+    phase: str | None = None
     strict: bool = False
     save_weights: bool = False
     mode: str | None = None
@@ -90,7 +92,8 @@ class Options:
             raise OptionError(f"mode={self.mode!r}; write one of {', '.join(modes)}")
 
     def resolved(self) -> Policy:
-        return self.policy if self.policy is not None else recipe(self.recipe or DEFAULT)
+        policy = self.policy if self.policy is not None else recipe(self.recipe or DEFAULT)
+        return policy if self.phase is None else policy.phase(self.phase)
 
 
 def _exact_settings() -> dict[str, bool]:

@@ -1,13 +1,20 @@
-"""Where the nodes that prepare a GEMM's operand go, and which random draws they use."""
+"""The nodes that prepare a GEMM's operand: where they go, which random draws they use, and how they are made."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fp4.compiler.graph import COPIES, VIEWS, Builder, is_transpose, root, untransposed
 from fp4.compiler.pipeline import Context
 from fp4.compiler.sites import OPERANDS, ROLES, GemmSite, Linear, Role
+from fp4.runtime.spec import Quantizer, Rotation
+
+fp4 = torch.ops.fp4
+ALPHA = 2  # argument of fp4::mm
 
 SITES_PER_LINEAR = 16
 
@@ -37,7 +44,7 @@ def place(graph: Graph, context: Context, linear: Linear, gemm: GemmSite, operan
     matrix = untransposed(node)
     if letter == "W" and not context.save_weights and "partitioner_tag" in gemm.node.meta:
         build = Builder(graph, gemm.node, partitioner_tag="must_be_in_backward")
-        _recompute_casts(matrix)
+        recompute_casts(matrix)
     elif matrix is (linear.x if letter == "X" else linear.w):
         build = Builder(graph, fprop)
     else:  # backward reads another view than forward did
@@ -45,10 +52,58 @@ def place(graph: Graph, context: Context, linear: Linear, gemm: GemmSite, operan
     return build, build.transposed(matrix) if is_transpose(node) else node
 
 
-def _recompute_casts(weight: Node) -> None:
+def recompute_casts(weight: Node) -> None:
     """Cast the parameter again in backward too: else what is saved is autocast's BF16 copy of it."""
     if root(weight).op != "placeholder":
         return
     while weight.target in VIEWS or weight.target in COPIES:
         weight.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
         weight = weight.args[0]  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized operand: the matrix quantized, its columns, and the nodes of codes, block scales, tensor or outer scale."""
+
+    quantizer: Quantizer
+    matrix: Node
+    columns: Node | int
+    codes: Node
+    scales: Node
+    tensor_scale: Node
+
+    @property
+    def factor(self) -> list[Node]:
+        """The tensor scale where there is one: a factor of the GEMM's alpha."""
+        return [self.tensor_scale] if self.quantizer.has_tensor_scale else []
+
+    def decoded(self, build: Builder) -> Node:
+        """Code times block scale: BF16 where that is exact, else FP32. Outer scales are in it, the tensor scale is not."""
+        dtype = torch.bfloat16 if self.quantizer.exact_in_bf16 else torch.float32
+        outer = self.tensor_scale if self.quantizer.outer else None
+        return build.call(fp4.dequantize.default, self.codes, self.scales, outer, str(self.quantizer), self.columns, dtype)
+
+
+def rotated(graph: Graph, context: Context, build: Builder, matrix: Node, rotation: Rotation, site: int) -> Node:
+    """The matrix rotated along its last dimension. site: of the signs, where they are drawn."""
+    seed = context.seed(graph) if rotation.needs_seed else None
+    return build.call(fp4.rotate.default, matrix, str(rotation), seed, site)
+
+
+def quantized(graph: Graph, context: Context, build: Builder, matrix: Node, quantizer: Quantizer, site: int) -> Quantized:
+    """The matrix quantized along its last dimension."""
+    amax = build.call(fp4.amax.default, matrix) if quantizer.needs_amax else None
+    seed = context.seed(graph) if quantizer.needs_seed else None
+    columns = build.size(matrix, 1)
+    node = build.call(fp4.quantize.default, matrix, amax, str(quantizer), seed, site)
+    return Quantized(quantizer, matrix, columns, *build.outputs(node))
+
+
+def set_alpha(graph: Graph, gemm: GemmSite, factors: list[Node]) -> None:
+    """Make the product of the tensor scales the GEMM's alpha: factors of its FP32 accumulator."""
+    build = Builder(graph, gemm.node)
+    alpha: Node | None = None
+    for factor in factors:
+        alpha = factor if alpha is None else build.call(torch.ops.aten.mul.Tensor, alpha, factor)
+    if alpha is not None:
+        gemm.node.update_arg(ALPHA, alpha)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,8 +12,8 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fp4.compiler.graph import aten
-from fp4.compiler.policy import Decision, Policy
-from fp4.compiler.sites import GemmSite, Input, Linear
+from fp4.compiler.policy import Decision, GemmPrecision, Policy
+from fp4.compiler.sites import GemmSite, Input, Linear, Role
 from fp4.compiler.verify import verify
 
 log = logging.getLogger("fp4.pipeline")
@@ -30,6 +30,13 @@ class Context:
     unknown: list[GemmSite] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    def gemms(self) -> Iterator[tuple[Linear, Role, GemmSite, GemmPrecision]]:
+        """Every GEMM found, with the precision decided for it."""
+        for linear, decision in zip(self.linears, self.decisions, strict=True):
+            precisions = decision.precision.gemms()
+            for role, gemm in linear.gemms.items():
+                yield linear, role, gemm, precisions[role]
 
     def seed(self, graph: Graph) -> Node:
         """The graph's one random seed, a (1,) int64 tensor: drawn once, so that checkpointing and a small memory budget
@@ -85,5 +92,3 @@ def run(passes: Sequence[Pass], graph: Graph, context: Context, observer: Observ
             observer(p.name, graph)
     graph.eliminate_dead_code()
     graph.lint()
-
-

@@ -23,7 +23,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fp4.runtime.spec import Quantizer, Rotation, SpecError
+from fp4.runtime.spec import MXFP4, Quantizer, Rotation, SpecError
+
+GEMMS = ("fprop", "dgrad", "wgrad")
+SOURCES = ("original", "forward")
+# Language-model heads and MoE routers, as the usual model codes name them.
+HEADS = ("lm_head", "*.lm_head", "output", "*.output_projection", "*.embed_out", "embed_out", "*.router", "*.gate")
 
 
 class PolicyError(ValueError):
@@ -32,16 +37,40 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a GEMM: its quantizer, or None to leave it in high precision."""
+    """One operand of a GEMM: its quantizer, or None to leave it in high precision.
+
+    source: "original", the tensor the model has; or "forward", what fprop multiplied: its codes, decoded. A backward operand
+        quantized from that copy makes the gradient that of the function computed (TetraJet 2502.20853, Quartet II 2601.22813),
+        and forward saves its codes alone. W in dgrad and X in wgrad have one.
+    clip_gradient: no gradient flows to the elements that the quantizer clipped (the clip mask of QuEST, Quartet 2505.14669).
+        On fprop's operands, with an MXFP4 quantizer.
+    """
 
     quantizer: Quantizer | None = None
+    source: str = "original"
+    clip_gradient: bool = False
 
     def __post_init__(self) -> None:
-        if self.quantizer is not None and not isinstance(self.quantizer, Quantizer):
-            raise PolicyError(f"Operand(quantizer={self.quantizer!r}): write a quantizer such as fp4.NVFP4(), or None")
+        q = self.quantizer
+        if q is not None and not isinstance(q, Quantizer):
+            raise PolicyError(f"Operand(quantizer={q!r}): write a quantizer such as fp4.NVFP4(), or None")
+        if self.source not in SOURCES:
+            raise PolicyError(f"Operand(source={self.source!r}): write one of {', '.join(SOURCES)}")
+        if self.clip_gradient and not (isinstance(q, MXFP4) and q.prescale == 1):
+            raise PolicyError(
+                f"clip_gradient=True with {q}: the mask is |x| < 6 * 2^E of a power-of-two scale. Write an fp4.MXFP4 quantizer "
+                "without prescale, or clip_gradient=False"
+            )
+
+    @property
+    def rewritten(self) -> bool:
+        """Is the operand other than the model's own tensor?"""
+        return self.quantizer is not None or self.source == "forward"
 
     def __str__(self) -> str:
-        return str(self.quantizer) if self.quantizer else "high precision"
+        text = str(self.quantizer) if self.quantizer else "high precision"
+        text += " of the forward copy" if self.source == "forward" else ""
+        return text + (", gradient clipped" if self.clip_gradient else "")
 
 
 def _operand(value: Operand | Quantizer | None, where: str) -> Operand:
@@ -69,6 +98,11 @@ class GemmPrecision:
         object.__setattr__(self, "second", _operand(self.second, "second"))
         if self.rotation is not None and not isinstance(self.rotation, Rotation):
             raise PolicyError(f"rotation={self.rotation!r}: write fp4.Rotation(size=16, signs='fixed'), or None")
+        if self.first.source == "forward":
+            raise PolicyError(
+                "first=Operand(source='forward'): fprop's X, and dY, have no copy from forward. It is for `second`, W in dgrad "
+                "and X in wgrad; leave it out here"
+            )
         if self.rotation is not None and not self.quantized:
             raise PolicyError("a rotation with no quantized operand only costs time: give `first` or `second` a quantizer")
         for operand in (self.first, self.second):
@@ -81,7 +115,7 @@ class GemmPrecision:
 
     @property
     def quantized(self) -> bool:
-        return self.first.quantizer is not None or self.second.quantizer is not None
+        return self.first.rewritten or self.second.rewritten
 
     def __str__(self) -> str:
         text = f"{self.first} x {self.second}"
@@ -103,6 +137,22 @@ class LinearPrecision:
         for name, gemm in self.gemms().items():
             if not isinstance(gemm, GemmPrecision):
                 raise PolicyError(f"{name}={gemm!r}: write a GemmPrecision, or fp4.BF16 to leave this GEMM alone")
+        if self.fprop.second.source == "forward":
+            raise PolicyError("fprop second=Operand(source='forward'): fprop makes that copy; write source='original'")
+        for name, letter, forward in (("dgrad", "W", self.fprop.second), ("wgrad", "X", self.fprop.first)):
+            gemm = self.gemms()[name]
+            if gemm.first.clip_gradient or gemm.second.clip_gradient:
+                raise PolicyError(f"{name}: clip_gradient is said of fprop's operands; write it there")
+            if gemm.second.source == "forward" and forward.quantizer is None:
+                raise PolicyError(
+                    f"{name} reads the forward copy of {letter}, and fprop leaves {letter} in high precision: there is none. "
+                    f"Give fprop's {letter} a quantizer, or write source='original'"
+                )
+            if forward.clip_gradient and self.fprop.rotation is not None and gemm.second.source != "forward":
+                raise PolicyError(
+                    f"fprop rotates {letter} and clips its gradient, so the mask is of the rotated elements, and {name} is not "
+                    f"in that space. Write {name} second=Operand(..., source='forward'), or clip_gradient=False"
+                )
 
     def gemms(self) -> dict[str, GemmPrecision]:
         return {"fprop": self.fprop, "dgrad": self.dgrad, "wgrad": self.wgrad}
@@ -110,6 +160,13 @@ class LinearPrecision:
     @property
     def quantized(self) -> bool:
         return any(g.quantized for g in self.gemms().values())
+
+    def only(self, gemms: Sequence[str], rest: LinearPrecision | None = None) -> LinearPrecision:
+        """The named GEMMs (of "fprop", "dgrad", "wgrad") of this precision, the others of `rest` (BF16 when None)."""
+        if unknown := [g for g in gemms if g not in GEMMS] or isinstance(gemms, str):
+            raise PolicyError(f"gemms={gemms!r}: {unknown} is no GEMM; write some of {GEMMS}")
+        chosen = {name: gemm for name, gemm in self.gemms().items() if name in gemms}
+        return dataclasses.replace(rest or LinearPrecision(), **chosen)
 
 
 @dataclass(frozen=True)
@@ -152,7 +209,7 @@ class Rule:
     optional: bool = False  # part of a recipe: matching nothing is no news
 
     def changed(self, precision: LinearPrecision) -> LinearPrecision:
-        new = {name: getattr(self, name) for name in ("fprop", "dgrad", "wgrad") if getattr(self, name) is not None}
+        new = {name: getattr(self, name) for name in GEMMS if getattr(self, name) is not None}
         return dataclasses.replace(precision, **new)
 
 
@@ -180,6 +237,12 @@ def keep_last(fraction: float) -> Rule:
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
         raise PolicyError(f"fp4.keep_last({fraction!r}): write a fraction of the linears from 0 to 1, such as 0.15")
     return Rule(f"keep_last({fraction})", last=float(fraction), fprop=BF16, dgrad=BF16, wgrad=BF16, optional=True)
+
+
+def usual_rules(keep_heads: bool, high_precision_tail: float) -> tuple[Rule, ...]:
+    """What a recipe keeps in BF16: language-model head and MoE routers, and the last share of the other linears."""
+    heads = (keep(*HEADS, optional=True),) if keep_heads else ()
+    return (*heads, keep_last(high_precision_tail))
 
 
 def rule(
@@ -214,20 +277,40 @@ class Policy:
     """A precision for every linear, changed by rules in order; or a function of the site.
 
     name: shown in reports. precision: what a linear gets unless a rule changes it. decide: a function from LinearSite to
-    LinearPrecision in place of `precision` (made by ``@fp4.policy``); rules still apply after it.
+    LinearPrecision in place of `precision` (made by ``@fp4.policy``); rules still apply after it. phases: named policies to
+    switch to in the middle of a run.
     """
 
     name: str
     precision: LinearPrecision = LinearPrecision()
     rules: tuple[Rule, ...] = ()
     decide: Callable[[LinearSite], LinearPrecision] | None = field(default=None)
+    phases: tuple[tuple[str, Policy], ...] = ()
 
     def with_rules(self, *rules: Rule) -> Policy:
-        """This policy with more rules after its own. Later rules win."""
+        """This policy with more rules after its own, and after those of its phases. Later rules win."""
         for r in rules:
             if not isinstance(r, Rule):
                 raise PolicyError(f"with_rules takes fp4.keep(...), fp4.keep_last(...) or fp4.rule(...); got {r!r}")
-        return dataclasses.replace(self, rules=self.rules + rules)
+        phases = tuple((name, phase.with_rules(*rules)) for name, phase in self.phases)
+        return dataclasses.replace(self, rules=self.rules + rules, phases=phases)
+
+    def phase(self, name: str) -> Policy:
+        """The policy of a named phase. Raises PolicyError for an unknown name, listing the known ones."""
+        found = dict(self.phases)
+        if name not in found:
+            known = ", ".join(found) or "none"
+            raise PolicyError(
+                f"policy {self.name} has no phase {name!r}; its phases: {known}. with_phase(name, policy) adds one"
+            )
+        return found[name]
+
+    def with_phase(self, name: str, policy: Policy) -> Policy:
+        """This policy with a phase more (or another policy for one): what ``fp4.switch`` and a training schedule name."""
+        if not isinstance(policy, Policy):
+            raise PolicyError(f"with_phase({name!r}, {policy!r}): write an fp4.Policy, such as fp4.recipe('bf16')")
+        named = dataclasses.replace(policy, name=f"{self.name}:{name}", phases=())
+        return dataclasses.replace(self, phases=(*((n, p) for n, p in self.phases if n != name), (name, named)))
 
     def assign(self, sites: Sequence[LinearSite]) -> tuple[list[Decision], list[str]]:
         """The decision for each site, and warnings (a rule that matched nothing)."""
@@ -246,7 +329,10 @@ class Policy:
                 names = ", ".join(s.name for s in sites[:4]) + (", ..." if len(sites) > 4 else "")
                 warnings.append(f"{r.text} matches no linear of this graph; its linears: {names}")
             for i in chosen:
-                decisions[i] = Decision(r.changed(decisions[i].precision), r.text)
+                try:
+                    decisions[i] = Decision(r.changed(decisions[i].precision), r.text)
+                except PolicyError as error:
+                    raise PolicyError(f"{sites[i].name}, {r.text}: {error}") from None
         return decisions, warnings
 
     def _first(self, site: LinearSite) -> LinearPrecision:

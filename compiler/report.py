@@ -74,7 +74,7 @@ def describe(context: Context, kind: str) -> GraphReport:
                 gemms.append(GemmReport(str(role), dict.fromkeys(names, ABSENT), "", reason))
                 continue
             operands = {
-                name: str(o.quantizer) if o.quantizer else KEPT
+                name: str(o) if o.rewritten else KEPT
                 for name, o in zip(names, (precision.first, precision.second), strict=True)
             }
             reason = "" if precision.quantized else decision.reason or f"the policy {context.policy.name} leaves it"

@@ -240,9 +240,14 @@ def _note_decomposed(graph: Graph, linears: list[Linear]) -> None:
             continue
         original = str(node.meta.get("original_aten"))  # by name: AOTAutograd leaves a copy of the op there
         linear = by_seq.get(node.meta.get("seq_nr"))
-        if original not in ("aten.mm.default", "aten.addmm.default") or linear is None or node.target not in (
-            aten.mul.Tensor,
-            aten.sum.dim_IntList,
+        if (
+            original not in ("aten.mm.default", "aten.addmm.default")
+            or linear is None
+            or node.target
+            not in (
+                aten.mul.Tensor,
+                aten.sum.dim_IntList,
+            )
         ):
             continue
         if Role.WGRAD not in linear.gemms and linear.site.m == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -58,6 +59,21 @@ def _inner_dimensions_agree(node: Node) -> bool:
     return bool(a[1] == b[1]) and tuple(_shape(node)) == (a[0], b[0])
 
 
+def _operands_rotated_alike(node: Node) -> bool:
+    """Both operands of a product rotated with one sign vector, or neither: else the rotation does not cancel."""
+    return _rotation(node.args[0]) == _rotation(node.args[1])
+
+
+def _rotation(operand: Any) -> tuple[Any, ...] | None:
+    """Specification, seed and draw site of the rotation of a product's operand, below its quantizer."""
+    if operand.target is torch.ops.fp4.dequantize.default:
+        operand = operand.args[0].args[0].args[0]  # its codes, their quantize, the matrix
+    if operand.target is not torch.ops.fp4.rotate.default:
+        return None
+    _, rotation, seed, site = operand.args
+    return rotation, seed, site if Rotation.parse(str(rotation)).needs_seed else 0
+
+
 ANY = "any"
 RULES: tuple[tuple[str, Callable[[Node], bool]], ...] = (
     (ANY, _has_val),
@@ -69,6 +85,7 @@ RULES: tuple[tuple[str, Callable[[Node], bool]], ...] = (
     ("rotate", _known_rotation),
     ("dequantize", _codes_are_bytes),
     ("mm", _inner_dimensions_agree),
+    ("mm", _operands_rotated_alike),
 )
 
 

@@ -17,6 +17,7 @@ from fp4.compiler.policy import (
     rule,
 )
 from fp4.compiler.report import Report, report
+from fp4.compiler.switch import switch
 from fp4.passes.recipes import recipe, recipes
 from fp4.runtime.quantized import QuantizedTensor, quantize
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation, SpecError
@@ -49,4 +50,5 @@ __all__ = [
     "recipes",
     "report",
     "rule",
+    "switch",
 ]

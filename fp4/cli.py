@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import logging
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -38,14 +38,51 @@ def _fp4(
 
 
 @app.command()
-def recipes() -> None:
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this one: its quantizers, flags, phases, and citation.")] = None,
+) -> None:
     """List the recipes: what --recipes, and options={"recipe": ...} of the backend, can name."""
     import fp4
+    from fp4.passes.recipes import describe
 
+    console = Console()
+    if name is not None:
+        try:
+            about = describe(name)
+        except fp4.PolicyError as error:
+            _fail(error)
+        console.print(about.text, markup=False, highlight=False, soft_wrap=True)
+        console.print()
+        console.print(_precisions(name, about.policy))
+        for phase, policy in about.policy.phases:
+            console.print(_precisions(f"phase {phase}", policy))
+        flags = Table("flag", "default", box=None, title="fp4.recipe(NAME, flag=value)", title_justify="left")
+        for flag, default in about.flags.items():
+            flags.add_row(flag, escape(repr(default)))
+        console.print(flags)
+        return
     table = Table("recipe", "what it does", box=None)
-    for name, line in fp4.recipes().items():
-        table.add_row(name, line)
-    Console().print(table)
+    for known, line in fp4.recipes().items():
+        table.add_row(known, line)
+    console.print(table)
+
+
+def _precisions(title: str, policy: Any) -> Table:
+    """The six operands of a linear under the policy, and what its rules keep."""
+    rules = ", ".join(rule.text for rule in policy.rules)
+    table = Table("GEMM", "first operand", "second operand", "rotation", title=title, title_justify="left")
+    table.caption, table.caption_justify = (f"in high precision: {rules}" if rules else None), "left"
+    for (gemm, precision), letters in zip(
+        policy.precision.gemms().items(), (("X", "W"), ("dY", "W"), ("dY", "X")), strict=True
+    ):
+        operands = (f"{letter} {operand}" for letter, operand in zip(letters, (precision.first, precision.second), strict=True))
+        table.add_row(gemm, *(escape(o) for o in operands), escape(str(precision.rotation or "")))
+    return table
+
+
+def _fail(error: Exception) -> NoReturn:
+    Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    raise typer.Exit(2) from None
 
 
 def _option(panel: str, text: str, *flags: str, default: bool | str = True) -> Any:
@@ -63,6 +100,11 @@ def train(
     warmup: Annotated[int | None, _option(TRAINING, "Steps of linear warm-up.", default="steps / 10")] = None,
     weight_decay: Annotated[float, _option(TRAINING, "On the matrices; norms have none.")] = 0.1,
     clip: Annotated[float, _option(TRAINING, "Largest global gradient norm; 0: no limit.")] = 1.0,
+    schedule: Annotated[
+        str, _option(TRAINING, "Switches of phase, RECIPE:PHASE@WHEN, by commas; WHEN: a step, a fraction, or sqrt3.")
+    ] = "",
+    rewarm: Annotated[int, _option(TRAINING, "Steps of linear warm-up after a switch of phase.")] = 0,
+    noise_every: Annotated[int, _option(TRAINING, "Steps between measurements of a scheduled recipe's gradient noise.")] = 0,
     dtype: Annotated[str, _option(TRAINING, "bf16: FP32 parameters, autocast to BF16. fp32: no autocast.")] = "bf16",
     seed: Annotated[int, _option(TRAINING, "Of the weights, the order of the data and the random rounding.")] = 0,
     size: Annotated[str, _option(MODEL, f"{SIZES_HELP}; the flags below change single values of it.")] = "tiny",
@@ -94,6 +136,7 @@ def train(
     console = Console()
     _quiet()
     from fp4.compiler.backend import OptionError
+    from fp4.compiler.policy import PolicyError
     from fp4.train import Settings, TrainError, run
 
     try:
@@ -105,8 +148,11 @@ def train(
             settings = Settings.sized(
                 size,
                 **{name: value for name, value in given.items() if value is not None},
-                recipes=[name.strip() for name in recipes.split(",") if name.strip()],
+                recipes=_names(recipes),
                 data=data or [],
+                schedule=_names(schedule),
+                rewarm=rewarm,
+                noise_every=noise_every,
                 steps=steps,
                 batch=batch,
                 seq=seq,
@@ -124,9 +170,8 @@ def train(
                 out=out or f"runs/{datetime.now():%Y%m%d-%H%M%S}",
             )
         results = run(settings, resume=resume, console=console, show_report=report)
-    except (TrainError, OptionError) as error:
-        Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
+    except (TrainError, OptionError, PolicyError) as error:
+        _fail(error)
     if results["status"] == "interrupted":
         go_on = f"fp4 train --out {settings.out} --resume"
         console.print(f"stopped; what was done is saved. To go on: {go_on}", markup=False, soft_wrap=True)
@@ -139,6 +184,10 @@ def _quiet() -> None:
     """transformers imports torchao where it is installed, and both log what concerns neither fp4 nor its user."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _json(text: str) -> dict[str, Any]:

@@ -7,8 +7,17 @@ from fp4.passes.canonicalize import Canonicalize
 from fp4.passes.insert_quantize import InsertQuantize
 from fp4.passes.insert_rotation import InsertRotation
 from fp4.passes.lower_reference import LowerReference
+from fp4.passes.requantize import Requantize
 from fp4.passes.share_quantized import ShareQuantized
 from fp4.passes.tag_gemms import TagGemms
 
-JOINT_PASSES = (Canonicalize(), TagGemms(), AssignPrecision(), InsertRotation(), InsertQuantize(), ShareQuantized())
+JOINT_PASSES = (
+    Canonicalize(),
+    TagGemms(),
+    AssignPrecision(),
+    InsertRotation(),
+    InsertQuantize(),
+    Requantize(),
+    ShareQuantized(),
+)
 LOWERING = LowerReference()

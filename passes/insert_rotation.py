@@ -1,7 +1,7 @@
 """Put ``fp4::rotate`` on both operands of every GEMM whose precision has a rotation.
 
 The two share one sign vector (one draw site a GEMM), so the rotation cancels in the product; numerics change only by the
-rounding of the rotated values.
+rounding of the rotated values. A GEMM that reads a forward copy is left to ``requantize``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch.fx import Graph
 
-from fp4.compiler.operands import place, signs_site
+from fp4.compiler.operands import place, rotated, signs_site
 from fp4.compiler.pipeline import Context
 
 
@@ -22,17 +21,13 @@ class InsertRotation:
 
     def run(self, graph: Graph, context: Context) -> bool:
         changed = False
-        for linear, decision in zip(context.linears, context.decisions, strict=True):
-            precisions = decision.precision.gemms()
-            for role, gemm in linear.gemms.items():
-                rotation = precisions[role].rotation
-                if rotation is None:
-                    continue
-                seed = context.seed(graph) if rotation.needs_seed else None
-                site = signs_site(linear, role) if rotation.needs_seed else 0
-                for operand in (0, 1):
-                    build, matrix = place(graph, context, linear, gemm, operand)
-                    rotated = build.call(torch.ops.fp4.rotate.default, matrix, str(rotation), seed, site)
-                    gemm.node.update_arg(gemm.slot(operand), rotated)
-                changed = True
+        for linear, role, gemm, precision in context.gemms():
+            rotation = precision.rotation
+            if rotation is None or precision.second.source == "forward":
+                continue
+            site = signs_site(linear, role) if rotation.needs_seed else 0
+            for operand in (0, 1):
+                build, matrix = place(graph, context, linear, gemm, operand)
+                gemm.node.update_arg(gemm.slot(operand), rotated(graph, context, build, matrix, rotation, site))
+            changed = True
         return changed

@@ -29,7 +29,8 @@ from fp4.runtime.spec import Quantizer, Rotation
 fp4 = torch.ops.fp4
 invoke_subgraph = torch.ops.higher_order.invoke_subgraph
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
-SITE: dict[Any, int] = {fp4.rotate.default: 3, fp4.quantize.default: 4}
+SITE: dict[Any, int] = {fp4.rotate.default: 3, fp4.unrotate.default: 3, fp4.quantize.default: 4}
+PLAIN = (fp4.mm.default, fp4.apply_mask.default)  # ops that are the oracle's function of the same name and arguments
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,12 @@ class _Region:
                 values[node] = v, s
             elif node.target is fp4.dequantize.default:
                 env[node] = _dequantize(node, args, values)
-            elif node.target is fp4.mm.default:
-                env[node] = reference.mm(*args)
+            elif node.target is fp4.unrotate.default:
+                env[node] = reference.unrotate(args[0], Rotation.parse(args[1]), *args[2:])
+            elif node.target is fp4.clip_mask.default:
+                env[node] = reference.clip_mask(*args[:2], Quantizer.parse(args[2]))
+            elif node.target in PLAIN:
+                env[node] = getattr(reference, node.target._opname)(*args)
             else:
                 env[node] = getattr(layout, node.target._opname)(*args)
         return [env[n] for n in self.outputs()]
@@ -116,22 +121,23 @@ def _draws(node: Node) -> bool:
 
 def _only_products(node: Node) -> bool:
     """A dequantize that only FP32 products of ours read may decode to FP32: the same values, no second conversion."""
-    return node.target is fp4.dequantize.default and all(
-        u.target is fp4.mm.default and node in u.args[:2] for u in node.users
-    )
+    return node.target is fp4.dequantize.default and all(u.target is fp4.mm.default and node in u.args[:2] for u in node.users)
 
 
 def _dequantize(node: Node, args: list[Any], values: dict[Node, tuple[Any, Any]]) -> Any:
     codes, scales, tensor_scale, text, columns, dtype = args
     q = Quantizer.parse(text)
-    if tensor_scale is not None:
-        return reference.dequantize(codes, scales, tensor_scale, q, columns, dtype)
     if codes.device.type == "cpu" and _only_products(node):
         dtype = torch.float32
     source = node.args[0]
     made: Any = source.args[0] if isinstance(source, Node) and source.target is operator.getitem else None
     if made in values:
-        return reference.decode_values(*values[made], q, columns, dtype)
+        v, s = values[made]
+        if tensor_scale is not None:
+            return reference.dequantize_values(v, s, tensor_scale, q, columns, dtype)
+        return reference.decode_values(v, s, q, columns, dtype)
+    if tensor_scale is not None:
+        return reference.dequantize(codes, scales, tensor_scale, q, columns, dtype)
     return reference.decode(codes, scales, q, columns, dtype)
 
 
@@ -140,7 +146,8 @@ def _regions(graph: Graph) -> list[_Region]:
     owner: dict[Node, Node] = {}
     for quantize in fp4_nodes(graph, "quantize"):
         members = {quantize, *quantize.users}
-        members |= {u for g in quantize.users for u in g.users if u.target is fp4.dequantize.default and u.args[2] is None}
+        made = (None, *quantize.users)  # a dequantize reads no tensor scale, or this quantize's outer scales
+        members |= {u for g in quantize.users for u in g.users if u.target is fp4.dequantize.default and u.args[2] in made}
         amax = quantize.args[1]
         if isinstance(amax, Node) and amax.target is fp4.amax.default and members.issuperset(amax.users):
             members.add(amax)

@@ -74,7 +74,7 @@ def _quantize_fake(
     return (
         x.new_empty((x.shape[0], width), dtype=torch.uint8),
         x.new_empty((row_blocks, column_blocks), dtype=scale_dtype),
-        x.new_empty((), dtype=torch.float32),
+        x.new_empty((x.shape[0], ceil_div(x.shape[1], q.outer)) if q.has_outer_scale else (), dtype=torch.float32),
     )
 
 
@@ -91,6 +91,37 @@ def _dequantize_fake(
     codes: Tensor, scales: Tensor, tensor_scale: Tensor | None, quantizer_text: str, columns: Size, dtype: torch.dtype
 ) -> Tensor:
     return codes.new_empty((codes.shape[0], columns), dtype=dtype)
+
+
+def _unrotate(y: Tensor, rotation_text: str, seed: Tensor | None, site: int, columns: int, dtype: torch.dtype) -> Tensor:
+    _check_operand("unrotate", y)
+    return reference.unrotate(y, rotation(rotation_text), seed, site, columns, dtype).contiguous()
+
+
+def _unrotate_fake(y: Tensor, rotation_text: str, seed: Tensor | None, site: int, columns: Size, dtype: torch.dtype) -> Tensor:
+    _check_operand("unrotate", y)
+    return y.new_empty((y.shape[0], columns), dtype=dtype)
+
+
+def _clip_mask(x: Tensor, scales: Tensor, quantizer_text: str) -> Tensor:
+    _check_operand("clip_mask", x)
+    return reference.clip_mask(x, scales, quantizer(quantizer_text)).contiguous()
+
+
+def _clip_mask_fake(x: Tensor, scales: Tensor, quantizer_text: str) -> Tensor:
+    _check_operand("clip_mask", x)
+    width = quantizer(quantizer_text).block[1]
+    return x.new_empty((x.shape[0], ceil_div(x.shape[1], width) * (width // 8)), dtype=torch.uint8)
+
+
+def _apply_mask(y: Tensor, mask: Tensor) -> Tensor:
+    _check_operand("apply_mask", y)
+    return reference.apply_mask(y, mask).contiguous()
+
+
+def _apply_mask_fake(y: Tensor, mask: Tensor) -> Tensor:
+    _check_operand("apply_mask", y)
+    return y.new_empty(y.shape)
 
 
 def _mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -136,6 +167,14 @@ _OPS: tuple[tuple[str, str, Any, Any], ...] = (
         _dequantize,
         _dequantize_fake,
     ),
+    (
+        "unrotate",
+        "(Tensor y, str rotation, Tensor? seed, int site, SymInt columns, ScalarType dtype) -> Tensor",
+        _unrotate,
+        _unrotate_fake,
+    ),
+    ("clip_mask", "(Tensor x, Tensor scales, str quantizer) -> Tensor", _clip_mask, _clip_mask_fake),
+    ("apply_mask", "(Tensor y, Tensor mask) -> Tensor", _apply_mask, _apply_mask_fake),
     ("mm", "(Tensor a, Tensor b, Tensor? alpha, Tensor? bias, ScalarType dtype) -> Tensor", _mm, _mm_fake),
     ("swizzle", "(Tensor scales) -> Tensor", layout.swizzle, _swizzle_fake),
     ("unswizzle", "(Tensor data, SymInt rows, SymInt columns) -> Tensor", layout.unswizzle, _unswizzle_fake),

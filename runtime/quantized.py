@@ -54,13 +54,14 @@ class QuantizedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, block scales and tensor scale, padding to whole blocks included."""
+        """Bytes of codes, block scales and tensor scale or outer scales, padding to whole blocks included."""
         return self.codes.nbytes + self.scales.nbytes + self.tensor_scale.nbytes
 
     @property
     def bits_per_element(self) -> float:
-        """Stored bits of codes and block scales for each element of `shape`, padding included; 0 for an empty tensor."""
-        return 8 * (self.codes.nbytes + self.scales.nbytes) / max(self.shape.numel(), 1)
+        """Stored bits of codes, block and outer scales for each element of `shape`, padding included; 0 for an empty tensor."""
+        outer = self.tensor_scale.nbytes if self.quantizer.has_outer_scale else 0
+        return 8 * (self.codes.nbytes + self.scales.nbytes + outer) / max(self.shape.numel(), 1)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The decoded values, of `dtype` (the original one when None).

@@ -75,18 +75,35 @@ def rotate(x: Tensor, rotation: Rotation, seed: Tensor | None, site: int) -> Ten
     Order: signs, butterfly stages 1, 2, 4, ... in FP32, one multiply by 1/sqrt(n), one rounding.
     """
     n = rotation.size
-    rows, columns = x.shape[0], ceil_div(x.shape[1], n) * n
-    y = pad_to(x.float(), 1, n).reshape(rows, columns // n, n)
+    y = pad_to(x.float(), 1, n).reshape(x.shape[0], ceil_div(x.shape[1], n), n)
     if rotation.signs != "none":
         y = y * signs(rotation, seed, site, x.device)
-    sign = 1.0 - 2.0 * torch.arange(2, dtype=torch.float32, device=x.device).reshape(2, 1)  # of a in a + b, of b in a - b
+    y = _hadamard(y)
+    return round_bf16(y).to(torch.bfloat16) if rotation.bf16 else y
+
+
+def unrotate(y: Tensor, rotation: Rotation, seed: Tensor | None, site: int, columns: Size, dtype: torch.dtype) -> Tensor:
+    """The inverse of `rotate`, y H_n diag(signs) / sqrt(n): (R, Cp) to (R, columns) of `dtype`, the padding cut off.
+
+    y: Cp a multiple of n. Butterfly, multiply, signs in FP32, one rounding.
+    """
+    n = rotation.size
+    x = _hadamard(y.float().reshape(y.shape[0], y.shape[1] // n, n))
+    if rotation.signs != "none":
+        x = (x.reshape(y.shape[0], y.shape[1] // n, n) * signs(rotation, seed, site, y.device)).reshape(y.shape)
+    return x.narrow(1, 0, columns).to(dtype)
+
+
+def _hadamard(y: Tensor) -> Tensor:
+    """(R, C/n, n) FP32 times H_n / sqrt(n): (R, C)."""
+    rows, groups, n = y.shape
+    sign = 1.0 - 2.0 * torch.arange(2, dtype=torch.float32, device=y.device).reshape(2, 1)  # of a in a + b, of b in a - b
     for stage in range(n.bit_length() - 1):
-        pairs = y.reshape(rows, columns // n, n // (2 << stage), 2, 1 << stage)
+        pairs = y.reshape(rows, groups, n // (2 << stage), 2, 1 << stage)
         y = pairs * sign + pairs.flip(3)
         if stage % 2 == 1:
             y = materialize(y)  # else each stage would repeat the one before at both elements of a pair
-    y = y.reshape(rows, columns) * (1.0 / math.sqrt(n))
-    return round_bf16(y).to(torch.bfloat16) if rotation.bf16 else y
+    return y.reshape(rows, groups * n) * (1.0 / math.sqrt(n))
 
 
 def quantize(
@@ -99,7 +116,8 @@ def quantize(
 
     Returns codes uint8, (R, Cp/2) packed or (R, Cp) for 8-bit elements, with Cp = C padded to the block; scales, uint8
     (ceil(R/b0), Cp/b1) in ``q.scale_format``, or FP32 for FP8; tensor scale, FP32 0-d, the factor of the decoded value beyond
-    code * scale. A block with a NaN or Inf element has a NaN scale; its codes mean nothing.
+    code * scale; or outer scales, FP32 (R, ceil(C/outer)). A block with a NaN or Inf element has a NaN scale; its codes mean
+    nothing.
     """
     _, _, codes, scales, tensor_scale = quantize_values(x, q, amax, seed, site)
     return pack(codes) if q.packed else codes, scales, tensor_scale
@@ -123,12 +141,16 @@ def quantize_values(
     tensor_scale = torch.ones((), dtype=torch.float32, device=x.device)
     if isinstance(q, NVFP4):
         tensor_max = _tensor_amax(x, amax) if q.needs_amax else tensor_scale
+        if q.has_outer_scale:
+            tensor_max = _groups_amax(xb, q.outer // q.block[1])
         if q.rounding == "ms_eden":
             v, code, s, scale_code, tensor_scale = _ms_eden(xb, block_max, tensor_max, q, _need_seed(seed, q), site)
         elif q.four_six:
             v, code, s, scale_code, tensor_scale = _four_six(xb, block_max, tensor_max, q)
         else:
             v, code, s, scale_code, tensor_scale = _nvfp4(xb, block_max, tensor_max, q, u)
+        if q.has_outer_scale:  # one of each group
+            tensor_scale = tensor_scale[:, :: q.outer // q.block[1]].contiguous()
     elif isinstance(q, FP8):
         s = _quotient(block_max, ELEMENT_MAX[q.format])
         s = torch.where(s > 0.0, s, 1.0)
@@ -152,18 +174,57 @@ def decode_values(values: Tensor, scales: Tensor, q: Quantizer, columns: Size, d
     return cut((blocks(values, q.block) * _spread(scales)).to(dtype), values.shape[0], columns)
 
 
+def dequantize_values(
+    values: Tensor, scales: Tensor, tensor_scale: Tensor, q: Quantizer, columns: Size, dtype: torch.dtype
+) -> Tensor:
+    """`decode_values` in FP32, times the tensor scale or the outer scales, rounded once to `dtype`: (R, columns)."""
+    decoded = decode_values(values, scales, q, columns, torch.float32)
+    if q.has_outer_scale:
+        tensor_scale = _repeat(tensor_scale, q.outer, columns)
+    return (decoded * tensor_scale).to(dtype)
+
+
 def decode(codes: Tensor, scales: Tensor, q: Quantizer, columns: Size, dtype: torch.dtype) -> Tensor:
     """Code times block scale, the tensor scale left out: (R, columns) of `dtype`. codes, scales: as `quantize` returns them."""
+    return decode_values(*_values(codes, scales, q), q, columns, dtype)
+
+
+def dequantize(codes: Tensor, scales: Tensor, tensor_scale: Tensor, q: Quantizer, columns: Size, dtype: torch.dtype) -> Tensor:
+    """code * block scale * tensor scale (or outer scales) in FP32, rounded once to `dtype`: (R, columns)."""
+    return dequantize_values(*_values(codes, scales, q), tensor_scale, q, columns, dtype)
+
+
+def _values(codes: Tensor, scales: Tensor, q: Quantizer) -> tuple[Tensor, Tensor]:
+    """FP32 values of codes, (R, Cp), and of block scales."""
     values = element_value(unpack(codes) if q.packed else codes, q.element_dtype)
-    block_scales = scales if q.scale_format == "fp32" else exmy_value(scales, q.scale_format)
-    return decode_values(values, block_scales, q, columns, dtype)
+    return values, scales if q.scale_format == "fp32" else exmy_value(scales, q.scale_format)
 
 
-def dequantize(
-    codes: Tensor, scales: Tensor, tensor_scale: Tensor, q: Quantizer, columns: Size, dtype: torch.dtype
-) -> Tensor:
-    """code * block scale * tensor scale in FP32, rounded once to `dtype`: (R, columns)."""
-    return (decode(codes, scales, q, columns, torch.float32) * tensor_scale).to(dtype)
+def clip_mask(x: Tensor, scales: Tensor, q: Quantizer) -> Tensor:
+    """One bit an element, 1 where the quantizer did not clip it: |x| < 6 * 2^E (Quartet 2505.14669); 0 where either is NaN.
+
+    x: (R, C), the operand quantized. scales: uint8, its block scales. q: MXFP4 without prescale, else SpecError. Returns
+    uint8 (R, Cp/8), Cp = C padded to the block; bit j of byte i is element 8i + j.
+    """
+    if not isinstance(q, MXFP4) or q.prescale != 1:
+        raise SpecError(f"clip_mask: {q} is not MXFP4 of prescale 1, whose scale is the power of two compared with. Write MXFP4()")
+    xb = blocks(x.float(), q.block)
+    columns = xb.shape[2] * xb.shape[3]
+    code = scales.to(torch.int32)
+    inverse = torch.where(code == nan_code("e8m0"), torch.nan, e8m0_inverse(code))
+    kept = (xb * _spread(inverse)).abs() < E2M1_MAX
+    bit = cut(materialize(kept.to(torch.int32)), x.shape[0], columns).reshape(x.shape[0], columns // 8, 8)
+    byte = bit[..., 0]
+    for j in range(1, 8):
+        byte = byte | (bit[..., j] << j)
+    return byte.to(torch.uint8)
+
+
+def apply_mask(y: Tensor, mask: Tensor) -> Tensor:
+    """y (R, C) where its bit of `mask`, uint8 (R, at least C/8), is 1, else 0."""
+    shift = torch.arange(8, dtype=torch.int32, device=y.device)
+    bit = ((mask.to(torch.int32).unsqueeze(2) >> shift) & 1).reshape(mask.shape[0], mask.shape[1] * 8)
+    return torch.where(bit.narrow(1, 0, y.shape[1]) > 0, y, torch.zeros_like(y))
 
 
 def mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -192,6 +253,20 @@ def _need_seed(seed: Tensor | None, what: Quantizer | Rotation) -> Tensor:
 
 def _tensor_amax(x: Tensor, given: Tensor | None) -> Tensor:
     return amax(x) if given is None else given.float().reshape(())
+
+
+def _groups_amax(xb: Tensor, size: int) -> Tensor:
+    """Largest finite magnitude of each `size` consecutive column blocks, for each of them: (row blocks, column blocks)."""
+    a = xb.abs()
+    largest = torch.where(a < torch.inf, a, 0.0).amax(dim=(1, 3))
+    groups = ceil_div(largest.shape[1], size)
+    return _repeat(pad_to(largest, 1, size).reshape(largest.shape[0], groups, size).amax(dim=2), size, largest.shape[1])
+
+
+def _repeat(x: Tensor, times: int, columns: Size) -> Tensor:
+    """Each column `times` times, cut to (R, columns)."""
+    rows, groups = x.shape
+    return x.unsqueeze(2).expand(rows, groups, times).reshape(rows, groups * times).narrow(1, 0, columns)
 
 
 def _constant(value: float, like: Tensor) -> Tensor:

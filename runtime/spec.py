@@ -82,6 +82,7 @@ class Quantizer(_Spec):
     # Fields every subclass has (declared there, since defaults differ).
     block: tuple[int, ...] = (1, 16)
     rounding: str = "nearest"
+    outer = 0  # columns that share an FP32 outer scale (a field of NVFP4); 0 where there is none
 
     @staticmethod
     def parse(text: str) -> Quantizer:
@@ -119,6 +120,11 @@ class Quantizer(_Spec):
         return self.needs_amax
 
     @property
+    def has_outer_scale(self) -> bool:
+        """Has the decoded value, in the tensor scale's place, an FP32 factor for every `outer` columns?"""
+        return self.outer > 0
+
+    @property
     def transposable(self) -> bool:
         """Square blocks and nearest rounding: quantizing the transpose gives the transpose, code for code."""
         return self.block[0] == self.block[1] and self.rounding == "nearest"
@@ -134,9 +140,10 @@ class Quantizer(_Spec):
 
     @property
     def bits_per_element(self) -> float:
-        """Stored bits an element, block scales included."""
+        """Stored bits an element, block scales and outer scales included."""
         scale_bits = 32 if self.scale_format == "fp32" else 8
-        return (4 if self.packed else 8) + scale_bits / (self.block[0] * self.block[1])
+        outer = 32 / self.outer if self.has_outer_scale else 0
+        return (4 if self.packed else 8) + scale_bits / (self.block[0] * self.block[1]) + outer
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,8 @@ class NVFP4(Quantizer):
     range_guard: block scale from 6*(16/17) instead of 6, so that stochastic rounding never clips.
     scale: format of the block scale; E4M3, or another unsigned ExMy for the sweep of FP4 All the Way (2505.19115).
     tensor_scale: keep the second-level FP32 scale.
+    outer: columns that share an FP32 outer scale in the tensor scale's place (TetraJet-v2 2510.27527: 128); 0 for
+        none. Its arithmetic is the tensor scale's, with the amax of the 1 x `outer` group.
     """
 
     name: ClassVar[str] = "nvfp4"
@@ -159,6 +168,7 @@ class NVFP4(Quantizer):
     range_guard: bool = False
     scale: str = "e4m3"
     tensor_scale: bool = True
+    outer: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,6 +188,15 @@ class NVFP4(Quantizer):
             )
         if self.four_six and self.range_guard:
             raise SpecError("four_six already chooses what a block's amax is mapped to; write range_guard=False")
+        if self.outer and (self.outer < 0 or self.outer % 16 or self.block != (1, 16) or self.scale != "e4m3"):
+            raise SpecError(
+                f"nvfp4 outer={self.outer}; write 0, or a multiple of 16 such as 128, with block=(1, 16) and scale='e4m3'"
+            )
+        if self.outer and (self.rounding == "ms_eden" or self.four_six or not self.tensor_scale):
+            raise SpecError(
+                "outer replaces the tensor scale of plain NVFP4; ms_eden and four_six leave headroom in theirs. Write "
+                "outer=0, or rounding='nearest' or 'stochastic' with four_six=False and tensor_scale=True"
+            )
         if self.rounding == "ms_eden":
             if self.scale != "e4m3" or not self.tensor_scale:
                 raise SpecError(
@@ -193,11 +212,12 @@ class NVFP4(Quantizer):
 
     @property
     def exact_in_bf16(self) -> bool:
-        return SCALE_FORMATS[self.scale][1] <= 5  # E2M1 adds 2 significant bits to the scale's 1 + mantissa; BF16 has 8
+        # E2M1 adds 2 significant bits to the scale's 1 + mantissa; BF16 has 8. An FP32 outer scale has 24.
+        return not self.has_outer_scale and SCALE_FORMATS[self.scale][1] <= 5
 
     @property
     def needs_amax(self) -> bool:
-        return self.tensor_scale
+        return self.tensor_scale and not self.has_outer_scale
 
     @property
     def factor(self) -> float:

@@ -20,6 +20,7 @@ from torch import Tensor
 class Curves:
     """What a recipe's training has measured. losses, seconds: one a step, in nats and s; evals: [steps done, nats] each.
 
+    phases: [steps done, phase] of each switch. noise: [steps done, gradient norm, sigma_q, ratio] of each measurement.
     seconds counts the whole step (forward, backward, clipping, optimizer), without evaluations and checkpoints.
     """
 
@@ -27,6 +28,8 @@ class Curves:
     seconds: list[float] = field(default_factory=list)
     evals: list[list[float]] = field(default_factory=list)
     compile_seconds: float = 0.0
+    phases: list[tuple[int, str]] = field(default_factory=list)
+    noise: list[tuple[int, float, float, float]] = field(default_factory=list)
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:

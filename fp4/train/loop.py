@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from torch import Tensor
 import fp4
 from fp4.compiler.backend import Options
 from fp4.train import checkpoint, data, model, plot, results
+from fp4.train.schedule import CRITICAL_RATIO, Switch
 from fp4.train.settings import Settings, TrainError, require_extra
 
 
@@ -94,26 +96,79 @@ class Trainer:
         One forward and backward is thrown away for it. So what a compilation draws or measures is in no step, and an
         option that cannot be met (strict) is an error before the first one.
         """
+        saved = checkpoint.latest(self.folder) if resume else None
+        state = None
+        if saved is not None:
+            self.curves, state = checkpoint.load(saved, self.model, self.optimizer, self.device)
+            if self.phase is not None:
+                fp4.switch(self.compiled, self.phase)
+        self.curves.compile_seconds = self._compile(batch)
+        self.report = fp4.report(self.compiled)
+        self.coverage = self.report.to_dict()
+        torch.manual_seed(self.settings.seed)
+        if state is not None:
+            checkpoint.set_rng_state(state, self.device)
+
+    @property
+    def phase(self) -> str | None:
+        """The phase of the recipe that trains now; None for the recipe itself."""
+        return self.curves.phases[-1][1] if self.curves.phases else None
+
+    def due(self) -> Switch | None:
+        """The scheduled switch whose time has come."""
+        passed = {phase for _, phase in self.curves.phases}
+        ratio = self.curves.noise[-1][3] if self.curves.noise else math.inf
+        for switch in self.settings.switches(self.recipe):
+            by_noise = switch.step is None and ratio < CRITICAL_RATIO
+            if switch.phase not in passed and (by_noise or (switch.step is not None and switch.step <= self.done)):
+                return switch
+        return None
+
+    def switch(self, phase: str, batch: tuple[Tensor, Tensor]) -> None:
+        """Trains in a phase of the recipe from here on; compiles it now, outside of any step's time."""
+        fp4.switch(self.compiled, phase)
+        state = checkpoint.rng_state(self.device)
+        self.curves.compile_seconds += self._compile(batch)
+        checkpoint.set_rng_state(state, self.device)
+        self.curves.phases.append((self.done, phase))
+
+    def measure_noise(self, phase: str, batch: tuple[Tensor, Tensor]) -> float:
+        """The ratio of gradient norm to quantization noise, against a phase with the same forward and a better backward.
+
+        FP4 All the Way (2505.19115): sigma_q is the RMS, over all d coordinates, of the difference of the two gradients on one
+        batch; the ratio is |gradient| / (sigma_q sqrt(d)), the gradient being the better one's. It changes nothing in the run.
+        """
+        state = checkpoint.rng_state(self.device)
+        gradients = []
+        for p in (self.phase, phase):
+            checkpoint.set_rng_state(state, self.device)
+            fp4.switch(self.compiled, p)
+            self.loss(*self._put(batch)).backward()
+            gradients.append([q.grad.float() for q in self.model.parameters() if q.grad is not None])
+            self.optimizer.zero_grad()
+        fp4.switch(self.compiled, self.phase)
+        checkpoint.set_rng_state(state, self.device)
+        count = sum(g.numel() for g in gradients[1])
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients[1]))
+        noise = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(*gradients, strict=True)))
+        ratio = norm / max(noise, sys.float_info.min)
+        self.curves.noise.append((self.done, norm, noise / math.sqrt(count), ratio))
+        return ratio
+
+    def _compile(self, batch: tuple[Tensor, Tensor]) -> float:
+        """One forward and backward, thrown away; seconds."""
         began = time.perf_counter()
         self.loss(*self._put(batch)).backward()
         self._wait()
         self.optimizer.zero_grad()
-        compile_seconds = time.perf_counter() - began
-        self.report = fp4.report(self.compiled)
-        self.coverage = self.report.to_dict()
-        torch.manual_seed(self.settings.seed)
-        saved = checkpoint.latest(self.folder) if resume else None
-        if saved is not None:
-            self.curves, state = checkpoint.load(saved, self.model, self.optimizer, self.device)
-            checkpoint.set_rng_state(state, self.device)
-        self.curves.compile_seconds = compile_seconds
+        return time.perf_counter() - began
 
     def step(self, batch: tuple[Tensor, Tensor]) -> float:
         """One optimizer step. Returns the loss of the batch before it, in nats. Raises TrainError when it is not finite."""
         began = time.perf_counter()
         torch.compiler.cudagraph_mark_step_begin()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate(self.done)
+            group["lr"] = self.settings.learning_rate(self.done, self.curves.phases[-1][0] if self.curves.phases else None)
         loss = self.loss(*self._put(batch))
         loss.backward()
         if self.settings.clip:
@@ -172,6 +227,8 @@ def run(
         raise TrainError(f"unknown recipe {', '.join(unknown)}; write one or several of {', '.join(sorted(known))}")
     for recipe in settings.recipes:
         Options.read(model.backend_options(recipe, settings), None)  # an error now rather than when it compiles
+        for switch in settings.switches(recipe):
+            fp4.recipe(recipe).phase(switch.phase)
     device = _device(settings.device)
     out = Path(settings.out)
     if resume:
@@ -229,7 +286,17 @@ def _train(
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(trainer.recipe, total=s.steps, completed=trainer.done, figures="")
         while trainer.done < s.steps and not stop.requested:
-            loss = trainer.step(training.training(trainer.done))
+            batch = training.training(trainer.done)
+            waiting = [x for x in s.switches(trainer.recipe) if x.phase not in {p for _, p in trainer.curves.phases}]
+            if s.noise_every and waiting and trainer.done % s.noise_every == 0:
+                ratio = trainer.measure_noise(waiting[0].phase, batch)
+                console.print(
+                    f"{trainer.recipe}, step {trainer.done}: gradient over quantization noise {ratio:.3f}", markup=False
+                )
+            if (switch := trainer.due()) is not None:
+                console.print(f"{trainer.recipe}, step {trainer.done}: phase {switch.phase}", markup=False)
+                trainer.switch(switch.phase, batch)
+            loss = trainer.step(batch)
             last = trainer.done == s.steps
             figures = f"loss {loss:.4f}, {s.batch * s.seq / trainer.curves.seconds[-1]:,.0f} tokens/s"
             progress.update(task, completed=trainer.done, figures=figures)

@@ -39,6 +39,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axes[0].plot(range(width, len(losses) + 1), smooth(losses, width), color=color, label=f"{name}, training")
         if entry["evals"]:
             axes[0].plot(*zip(*entry["evals"], strict=True), "o", color=color, markersize=4, label=f"{name}, held-out text")
+        for step, phase in entry.get("phases", []):
+            for axis in axes:
+                axis.axvline(step, color=color, linestyle=":", label=f"{name}, phase {phase}" if axis is axes[0] else None)
         if base is None or name == BASELINE:
             continue
         both = min(len(losses), len(base["losses"]))

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fp4.train.schedule import Switch
+
 # Model sizes by name. `medium` has the shape of the 30M models of the FP4 papers, before their 32k vocabulary.
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "vocab": 2048},
@@ -36,6 +38,8 @@ class Settings:
     layers, hidden, heads, kv_heads, vocab: the Llama; intermediate 0 is 8/3 of hidden, rounded to a multiple of 64.
     steps, batch, seq: optimizer steps, sequences a step, tokens a sequence.
     lr, warmup: peak learning rate and steps of linear warm-up (-1: a tenth of the steps); a cosine down to lr/10 follows.
+    schedule: switches of phase, "RECIPE:PHASE@WHEN" each (``fp4.train.schedule``). rewarm: steps of linear warm-up after one.
+    noise_every: steps between measurements of the quantization noise in the gradient of a scheduled recipe, 0 for none.
     weight_decay: AdamW's, on matrices only. clip: largest global gradient norm, 0 for no limit.
     eval_every: steps between evaluations, 0 for one at the end only; eval_batches: batches of held-out text in each.
     checkpoint_every: steps between checkpoints, 0 for one at the end only.
@@ -59,6 +63,9 @@ class Settings:
     warmup: int = -1
     weight_decay: float = 0.1
     clip: float = 1.0
+    schedule: tuple[str, ...] = ()
+    rewarm: int = 0
+    noise_every: int = 0
     seed: int = 0
     device: str = "auto"
     dtype: str = "bf16"
@@ -70,7 +77,7 @@ class Settings:
     out: str = "runs/train"
 
     def __post_init__(self) -> None:
-        for name in ("recipes", "data"):
+        for name in ("recipes", "data", "schedule"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.intermediate == 0:
             object.__setattr__(self, "intermediate", max(64, round(self.hidden * 8 / 3 / 64) * 64))
@@ -83,7 +90,7 @@ class Settings:
         for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "steps", "batch", "seq", "eval_batches"):
             if getattr(self, name) < 1:
                 raise TrainError(f"{_flag(name)} {getattr(self, name)} is less than 1; write a positive number")
-        for name in ("warmup", "weight_decay", "clip", "seed", "eval_every", "checkpoint_every"):
+        for name in ("warmup", "rewarm", "weight_decay", "clip", "seed", "eval_every", "checkpoint_every", "noise_every"):
             if getattr(self, name) < 0:
                 raise TrainError(f"{_flag(name)} {getattr(self, name)} is negative; write 0 or more")
         if not (math.isfinite(self.lr) and self.lr > 0):
@@ -99,10 +106,15 @@ class Settings:
             raise TrainError(f"--vocab {self.vocab} has no room for the 256 bytes and the end of text; write 257 or more")
         if self.warmup > self.steps:
             raise TrainError(f"--warmup {self.warmup} is longer than the run of {self.steps} steps; write {self.steps} or less")
+        switches = [self._switch(text) for text in self.schedule]
+        if unused := [s.recipe for s in switches if s.recipe not in self.recipes]:
+            raise TrainError(f"--schedule names {', '.join(unused)}, which is not among --recipes {', '.join(self.recipes)}")
+        if any(s.step is None for s in switches) and not self.noise_every:
+            raise TrainError("--schedule ...@sqrt3 needs the noise measured; write --noise-every 50, say")
         for name, known in (("device", DEVICES), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise TrainError(f"{_flag(name)} {getattr(self, name)!r}; write one of {', '.join(known)}")
-        if set_elsewhere := sorted({"recipe", "policy", "mode"} & set(self.options)):
+        if set_elsewhere := sorted({"recipe", "policy", "phase", "mode"} & set(self.options)):
             raise TrainError(f"leave {', '.join(set_elsewhere)} out of the backend's options: --recipes and --mode say it")
 
     @classmethod
@@ -125,8 +137,24 @@ class Settings:
         """Plain values for JSON, read back by ``Settings(**values)``."""
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
-    def learning_rate(self, step: int) -> float:
-        """The rate of step `step` (from 0): linear warm-up, then a cosine from lr to lr/10."""
+    def _switch(self, text: str) -> Switch:
+        try:
+            return Switch.parse(text, self.steps)
+        except ValueError as error:
+            raise TrainError(str(error)) from None
+
+    def switches(self, recipe: str) -> list[Switch]:
+        """The scheduled switches of a recipe, in order; those by measured noise last."""
+        mine = [s for s in map(self._switch, self.schedule) if s.recipe == recipe]
+        return sorted(mine, key=lambda s: math.inf if s.step is None else s.step)
+
+    def learning_rate(self, step: int, switched: int | None = None) -> float:
+        """The rate of step `step` (from 0): linear warm-up, then a cosine from lr to lr/10.
+
+        switched: the step of the last switch of phase; after it the rate rises from 0 again, over `rewarm` steps.
+        """
+        if switched is not None and step - switched < self.rewarm:
+            return self.learning_rate(step) * (step - switched + 1) / self.rewarm
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         progress = (step - self.warmup) / max(1, self.steps - 1 - self.warmup)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from dataclasses import dataclass
 from typing import Any
 
 from fp4.compiler.policy import Policy, PolicyError
@@ -21,15 +22,35 @@ def recipes() -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True)
+class About:
+    """A recipe to read: its text (source, operands, what differs between paper and code), its flags, its policy."""
+
+    text: str
+    flags: dict[str, Any]
+    policy: Policy
+
+
+def describe(name: str) -> About:
+    """What a recipe is. Raises PolicyError for an unknown name."""
+    function = _function(name)
+    flags = {k: p.default for k, p in inspect.signature(function).parameters.items()}
+    return About(f"{inspect.getdoc(inspect.getmodule(function))}\n\n{inspect.getdoc(function)}", flags, function())
+
+
 def recipe(name: str, **flags: Any) -> Policy:
     """The policy of a published recipe; its flags are the function's keyword arguments.
 
     Raises PolicyError for an unknown name or flag, listing the known ones.
     """
-    if not isinstance(name, str) or name not in [m.name for m in pkgutil.iter_modules(__path__)]:
-        raise PolicyError(f"there is no recipe {name!r}; the recipes: {', '.join(recipes())}")
-    function = getattr(importlib.import_module(f"{__name__}.{name}"), name)
+    function = _function(name)
     known = inspect.signature(function).parameters
     if unknown := sorted(set(flags) - set(known)):
         raise PolicyError(f"recipe {name} has no flag {', '.join(unknown)}; its flags: {', '.join(known) or 'none'}")
     return function(**flags)
+
+
+def _function(name: str) -> Any:
+    if not isinstance(name, str) or name not in [m.name for m in pkgutil.iter_modules(__path__)]:
+        raise PolicyError(f"there is no recipe {name!r}; the recipes: {', '.join(recipes())}")
+    return getattr(importlib.import_module(f"{__name__}.{name}"), name)

@@ -18,7 +18,7 @@ from fp4.compiler.backend import Chain, OptionError, Options, quantizes
 from tests.graphs import MLP, Captured, capturing, compiled, ops, rewritten, trios
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown": ({"recipes": "nvfp4"}, "backend fp4 has no option 'recipes'; its options: recipe, policy, strict"),
+    "unknown": ({"recipes": "nvfp4"}, "backend fp4 has no option 'recipes'; its options: recipe, policy, phase, strict"),
     "two unknown": ({"b": 1, "a": 2}, "no option 'a', 'b'"),
     "Inductor's": (
         {"max_autotune": True},
@@ -129,6 +129,7 @@ def test_the_observer_sees_every_stage() -> None:
         "assign_precision",
         "insert_rotation",
         "insert_quantize",
+        "requantize",
         "share_quantized",
     ]
 

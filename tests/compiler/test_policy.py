@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import fp4
 from fp4.compiler.policy import Decision, matches
+from fp4.passes.recipes import describe
 
 NVFP4: Any = fp4.NVFP4()
 GEMM = fp4.GemmPrecision(NVFP4, NVFP4)
@@ -30,6 +32,7 @@ def kept(policy: fp4.Policy, *names: str) -> list[str]:
     return [n for n, d in zip(names, decisions, strict=True) if not d.precision.quantized]
 
 
+QUEST = fp4.MXFP4(scale_rule="quest")
 api: Any = fp4  # untyped: what the type checker would refuse is tried here
 # What is refused, and the words that say what to write instead.
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -53,6 +56,36 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "4/6, stochastic": (lambda: api.NVFP4(four_six=True, rounding="stochastic"), "biased.*four_six=False"),
     "clipping, stochastic": (lambda: api.MXFP4(rounding="stochastic"), "not unbiased.*allow_clipping=True"),
     "gemm": (lambda: api.LinearPrecision(dgrad=NVFP4), "dgrad=.*write a GemmPrecision, or fp4.BF16"),
+    "source": (lambda: api.Operand(NVFP4, source="backward"), "source='backward'.: write one of original, forward"),
+    "clip mask of NVFP4": (lambda: api.Operand(NVFP4, clip_gradient=True), "an fp4.MXFP4 quantizer"),
+    "forward copy, first": (lambda: api.GemmPrecision(api.Operand(NVFP4, "forward")), "It is for `second`"),
+    "forward copy in fprop": (
+        lambda: api.LinearPrecision(api.GemmPrecision(NVFP4, api.Operand(NVFP4, "forward"))),
+        "fprop makes that copy; write source='original'",
+    ),
+    "forward copy of what stays BF16": (
+        lambda: api.LinearPrecision(dgrad=api.GemmPrecision(NVFP4, api.Operand(NVFP4, "forward"))),
+        "dgrad reads the forward copy of W, and fprop leaves W in high precision",
+    ),
+    "a rule that takes the forward copy away": (
+        lambda: api.recipe("quartet2").with_rules(api.rule("a", fprop=api.BF16)).assign(sites("a")),
+        r"a, rule\('a': fprop\): dgrad reads the forward copy of W",
+    ),
+    "clip mask of a rotated operand": (
+        lambda: api.LinearPrecision(
+            api.GemmPrecision(api.Operand(QUEST, clip_gradient=True), QUEST, api.Rotation(32)),
+        ),
+        "fprop rotates X and clips its gradient.*source='forward'",
+    ),
+    "clip mask in backward": (
+        lambda: api.LinearPrecision(dgrad=api.GemmPrecision(NVFP4, api.Operand(QUEST, clip_gradient=True))),
+        "dgrad: clip_gradient is said of fprop's operands",
+    ),
+    "gemms": (lambda: api.recipe("quartet2", gemms=("fprop", "agrad")), r"\['agrad'\] is no GEMM"),
+    "gemms as text": (lambda: api.recipe("quartet2", gemms="fprop"), "is no GEMM"),
+    "rest": (lambda: api.recipe("mxfp4_h16", rest="fp6"), "rest='fp6': write one of fp8, mxfp8, bf16"),
+    "4/6 with ms-eden": (lambda: api.NVFP4(four_six=True, rounding="ms_eden"), "four_six needs rounding='nearest'"),
+    "outer scale with ms-eden": (lambda: api.NVFP4(outer=128, rounding="ms_eden"), "outer"),
     "keep nothing": (lambda: api.keep(), r"fp4.keep takes globs on parameter names.*got \(\)"),
     "keep a number": (lambda: api.keep(3), "fp4.keep takes globs"),
     "keep an empty name": (lambda: api.keep(""), "fp4.keep takes globs"),
@@ -194,6 +227,46 @@ def test_pickle_gives_an_equal_policy(policy: fp4.Policy) -> None:
     assert again == policy
     assert again is not policy
     assert (hash(again), again.digest()) == (hash(policy), policy.digest())
+
+
+@pytest.mark.parametrize("name", fp4.recipes())
+def test_every_recipe_is_a_value(name: str) -> None:
+    """Equal, hashable, pickled, and described: its text has a citation, its six operands and the difference to the code."""
+    policy = fp4.recipe(name)
+    assert pickle.loads(pickle.dumps(policy)) == policy == fp4.recipe(name)
+    assert hash(policy) == hash(fp4.recipe(name))
+    about = describe(name)
+    assert about.policy == policy
+    if name != "bf16":
+        assert re.search(r"\d{4}\.\d{5}", about.text)
+        assert all(gemm in about.text for gemm in ("fprop", "dgrad", "wgrad"))
+        assert policy.precision.quantized
+
+
+def test_every_flag_is_a_field() -> None:
+    """Each flag with another value gives another policy: none is ignored."""
+    other: dict[str, Any] = {
+        "high_precision_tail": 0.5, "keep_heads": False, "weight_block": (16, 16), "gradient_rounding": "nearest",
+        "range_guard": True, "four_six": False, "wgrad_rotation": None, "gemms": ("wgrad",), "rotation_size": 32,
+        "requantize": False, "forward_rotation": False, "clip_gradient": False, "rest": "mxfp8", "rotate": False, "size": 32,
+        "signs": "fresh", "scale_rule": "floor", "scale": "e3m4", "block": 32, "tensor_scale": False, "stochastic": (),
+        "forward": "fp8", "prescale": 0.5, "outer": 0, "gradient_format": "e5m2",
+    }  # fmt: skip
+    special: dict[tuple[str, str], dict[str, Any]] = {
+        ("nvfp4", "four_six"): {"four_six": True},
+        ("nvfp4", "weight_block"): {"weight_block": (1, 16)},
+        ("fp8", "weight_block"): {"weight_block": (1, 128)},
+        ("quartet", "gradient_rounding"): {"gradient_rounding": "stochastic"},
+        ("mxfp4_h16", "gradient_rounding"): {"gradient_rounding": "stochastic"},
+        ("mxfp4_h16", "rotate"): {"rotate": "wgrad"},
+        ("mxfp4_h16", "rest"): {"rest": "mxfp8", "gemms": ("fprop",)},
+        ("quartet2", "gemms"): {"gemms": ("fprop",)},
+    }
+    for name in fp4.recipes():
+        for flag in describe(name).flags:
+            flags = special.get((name, flag), {flag: other[flag]})
+            base = {k: v for k, v in flags.items() if k != flag}
+            assert fp4.recipe(name, **flags) != fp4.recipe(name, **base), (name, flag)
 
 
 def test_equal_recipes_are_equal() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,7 +15,10 @@ from torch.fx import Graph, Node
 
 import fp4
 from fp4.compiler.graph import fp4_nodes
+from fp4.compiler.pipeline import Context
 from fp4.compiler.verify import VerifyError, verify
+from fp4.passes import JOINT_PASSES
+from fp4.passes.insert_rotation import InsertRotation
 from tests.graphs import rewritten
 
 ALL = fp4.recipe("nvfp4", keep_heads=False, high_precision_tail=0.0)
@@ -67,6 +72,11 @@ def _vector(graph: Graph) -> None:
     node.update_arg(0, node.args[1])
 
 
+def _one_operand_rotated(graph: Graph) -> None:
+    node = first(graph, "rotate")
+    node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+
+
 BROKEN: dict[str, Callable[[Graph], None]] = {
     "has_val": _no_value,
     "tagged_like_neighbours": _wrong_tag,
@@ -77,6 +87,7 @@ BROKEN: dict[str, Callable[[Graph], None]] = {
     "codes_are_bytes": _floats_for_codes,
     "inner_dimensions_agree": _inner_dimensions,
     "matrix": _vector,
+    "operands_rotated_alike": _one_operand_rotated,
 }
 
 
@@ -101,3 +112,25 @@ def test_a_graph_out_of_order_is_refused() -> None:
     next(iter(graph.nodes)).append(first(graph, "mm"))
     with pytest.raises(VerifyError, match="after here"):
         verify(graph, "here")
+
+
+@dataclass(frozen=True)
+class UnsharedSigns:
+    """The bug of a recipe that draws new signs for each operand: nothing crashes, and the product is noise."""
+
+    name: ClassVar[str] = "insert_rotation"
+
+    def run(self, graph: Graph, context: Context) -> bool:
+        changed = InsertRotation().run(graph, context)
+        for i, node in enumerate(fp4_nodes(graph, "rotate")):
+            node.update_arg(3, 1000 + i)
+        return changed
+
+
+@pytest.mark.parametrize("name", ["mxfp4_rht", "mxfp4_h16"])
+def test_operands_with_signs_of_their_own_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = [UnsharedSigns() if p.name == "insert_rotation" else p for p in JOINT_PASSES]
+    monkeypatch.setattr("fp4.passes.JOINT_PASSES", passes)
+    policy = fp4.recipe(name, keep_heads=False, **({"signs": "fresh"} if name == "mxfp4_h16" else {}))
+    with pytest.raises(Exception, match="after insert_rotation: .*mm.*breaks operands_rotated_alike"):
+        rewritten(nn.Linear(64, 96), torch.randn(32, 64, requires_grad=True), policy=policy)

@@ -11,8 +11,15 @@ from fp4.runtime import reference
 from fp4.runtime.spec import MXFP4, NVFP4, Quantizer
 
 # midpoint, value below, value of the tie, value above
-TIES = ((0.25, 0.0, 0.0, 0.5), (0.75, 0.5, 1.0, 1.0), (1.25, 1.0, 1.0, 1.5), (1.75, 1.5, 2.0, 2.0), (2.5, 2.0, 2.0, 3.0),
-        (3.5, 3.0, 4.0, 4.0), (5.0, 4.0, 4.0, 6.0))
+TIES = (
+    (0.25, 0.0, 0.0, 0.5),
+    (0.75, 0.5, 1.0, 1.0),
+    (1.25, 1.0, 1.0, 1.5),
+    (1.75, 1.5, 2.0, 2.0),
+    (2.5, 2.0, 2.0, 3.0),
+    (3.5, 3.0, 4.0, 4.0),
+    (5.0, 4.0, 4.0, 6.0),
+)
 
 
 @pytest.mark.parametrize("power", [-6, -1, 0, 3, 8])

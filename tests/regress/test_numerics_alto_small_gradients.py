@@ -11,9 +11,16 @@ from tests.runtime import cases
 
 
 @pytest.mark.parametrize("amax", [1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-12])
-@pytest.mark.parametrize(("q", "sqnr_db"), [
-    (NVFP4(), 20.4), (NVFP4(four_six=True), 21.2), (NVFP4(rounding="ms_eden"), 20.3), (NVFP4(rounding="stochastic"), 17.2),
-], ids=str)
+@pytest.mark.parametrize(
+    ("q", "sqnr_db"),
+    [
+        (NVFP4(), 20.4),
+        (NVFP4(four_six=True), 21.2),
+        (NVFP4(rounding="ms_eden"), 20.3),
+        (NVFP4(rounding="stochastic"), 17.2),
+    ],
+    ids=str,
+)
 def test_sqnr(q: Quantizer, sqnr_db: float, amax: float) -> None:
     g = cases.gaussian(256, 512, seed=1)
     g = g * (amax / g.abs().max())

@@ -23,8 +23,17 @@ def test_decoded(q: Quantizer, byte: int, value: float) -> None:
     assert cases.same_bits(got, torch.full((1, width), value))
 
 
-STORED = ((0.0, 0), (2.0**-149, 0), (2.0**-126, 0), (2.0**-125, 0), (2.0**-124, 1), (1.0, 125), (2.0**127, 252),
-          (math.nan, 255), (math.inf, 255))
+STORED = (
+    (0.0, 0),
+    (2.0**-149, 0),
+    (2.0**-126, 0),
+    (2.0**-125, 0),
+    (2.0**-124, 1),
+    (1.0, 125),
+    (2.0**127, 252),
+    (math.nan, 255),
+    (math.inf, 255),
+)
 
 
 @pytest.mark.parametrize(("amax", "byte"), STORED)

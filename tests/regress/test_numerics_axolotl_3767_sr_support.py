@@ -12,9 +12,14 @@ GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 COPIES = 100_800  # rows of 30 beside the two that hold the scale
 
 
-@pytest.mark.parametrize("q", [
-    NVFP4(rounding="stochastic", tensor_scale=False), MXFP4(rounding="stochastic", scale_rule="ceil"),
-], ids=str)
+@pytest.mark.parametrize(
+    "q",
+    [
+        NVFP4(rounding="stochastic", tensor_scale=False),
+        MXFP4(rounding="stochastic", scale_rule="ceil"),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("interval", range(7))
 def test_support_and_mean(q: Quantizer, interval: int) -> None:
     low, high = GRID[interval], GRID[interval + 1]

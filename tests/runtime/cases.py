@@ -25,6 +25,9 @@ NVFP4_CASES: tuple[Quantizer, ...] = (
     NVFP4(four_six=True),
     NVFP4(four_six=True, block=(16, 16)),
     NVFP4(rounding="ms_eden"),
+    NVFP4(outer=128),
+    NVFP4(outer=128, rounding="stochastic"),
+    NVFP4(outer=48, rounding="stochastic", range_guard=True),
 )
 SCALE_FORMAT_CASES: tuple[Quantizer, ...] = tuple(
     NVFP4(scale=scale, tensor_scale=tensor_scale)
@@ -166,8 +169,9 @@ def check_against_oracle(x: torch.Tensor, q: Quantizer, amax: torch.Tensor | Non
     scales = expected.scales if expected.scale_bytes is None else expected.scale_bytes
     assert got_scales.is_contiguous()
     assert same_bits(got_scales, torch.from_numpy(np.ascontiguousarray(scales)))
-    assert got_tensor_scale.shape == ()
-    assert same_bits(got_tensor_scale, torch.tensor(expected.tensor_scale))
+    assert got_tensor_scale.shape == ((x.shape[0], -(-columns // q.outer)) if q.has_outer_scale else ())
+    assert got_tensor_scale.is_contiguous()
+    assert same_bits(got_tensor_scale, torch.from_numpy(np.asarray(expected.tensor_scale)))
 
     decoded = reference.decode(got_codes, got_scales, q, columns, torch.float32)
     assert same_bits(decoded, torch.from_numpy(expected.decode(columns)))
@@ -178,6 +182,11 @@ def check_against_oracle(x: torch.Tensor, q: Quantizer, amax: torch.Tensor | Non
     assert torch.equal(codes_again, codes)
     assert same_bits(scales_again, got_scales)
     assert same_bits(reference.decode_values(values, scales_f32, q, columns, torch.float32), decoded)
+    for dtype in (torch.float32, torch.bfloat16):
+        once = reference.dequantize(got_codes, got_scales, got_tensor_scale, q, columns, dtype)
+        again = reference.dequantize_values(values, scales_f32, got_tensor_scale, q, columns, dtype)
+        assert same_bits(again, once)
+        assert same_bits(once, value.to(dtype))
 
 
 def quantized_linear(x: torch.Tensor, w: torch.Tensor, q: Quantizer, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -127,15 +127,16 @@ def log2_ceil_ratio(x: F32, maximum: float) -> npt.NDArray[np.int64]:
 
 @dataclass
 class Quantized:
-    """Result: codes one a byte and not packed (R, Cp), their values, scales by block, NaN blocks, the tensor scale."""
+    """Result: codes one a byte and not packed (R, Cp), their values, scales by block, NaN blocks, tensor or outer scales."""
 
     codes: U8
     values: F32
     scale_bytes: U8 | None
     scales: F32
     poisoned: npt.NDArray[np.bool_]
-    tensor_scale: np.float32
+    tensor_scale: np.float32 | F32
     block: tuple[int, int]
+    outer: int
 
     def spread(self, per_block: npt.NDArray) -> npt.NDArray:
         """One value a block to one an element, (R, Cp)."""
@@ -147,8 +148,11 @@ class Quantized:
             return (self.values * self.spread(self.scales))[:, :columns]
 
     def dequantize(self, columns: int) -> F32:
+        factor = np.asarray(self.tensor_scale)
+        if self.outer:
+            factor = np.repeat(factor, self.outer, 1)[:, :columns]
         with np.errstate(over="ignore"):
-            return self.decode(columns) * self.tensor_scale
+            return (self.decode(columns) * factor).astype(np.float32)
 
     def packed(self) -> U8:
         return pack(self.codes)
@@ -191,14 +195,19 @@ def quantize(x: F32, q: object, amax: float | None = None, seed: int = 0, site: 
         u = None
         if q.rounding == "stochastic":  # type: ignore[attr-defined]
             u = uniform(index, seed, site, 0)
-        maximum = finite_amax(x) if amax is None else f32(amax)
         kind = {"nvfp4": _nvfp4, "mxfp4": _mx, "mxfp8": _mx, "fp8": _fp8}[q.name]  # type: ignore[attr-defined]
-        codes, scale_bytes, scales, tensor_scale = kind(clean, q, maximum, u, seed, site)
+        outer = getattr(q, "outer", 0)
+        tensor_scale: np.float32 | F32
+        if outer:
+            codes, scale_bytes, scales, tensor_scale = _by_group(clean, x, q, u)
+        else:
+            maximum = finite_amax(x) if amax is None else f32(amax)
+            codes, scale_bytes, scales, tensor_scale = kind(clean, q, maximum, u, seed, site)
         fmt = getattr(q, "format", "e2m1")
         if scale_bytes is not None:
             scale_bytes = np.where(poisoned, NAN_BYTE[q.scale_format], scale_bytes)  # type: ignore[attr-defined]
         scales = np.where(poisoned, f32(np.nan), scales)
-        return Quantized(codes, _value(codes, fmt), scale_bytes, scales, poisoned, f32(tensor_scale), block)
+        return Quantized(codes, _value(codes, fmt), scale_bytes, scales, poisoned, np.float32(tensor_scale), block, outer)
 
 
 Parts = tuple[U8, U8 | None, F32, np.float32]
@@ -226,6 +235,20 @@ def _nvfp4(x: F32, q: object, amax: np.float32, u: F32 | None, seed: int, site: 
     e = np.minimum(f32(1) / (scales * dec), FLT_MAX)
     codes = element_code(np.clip(x * spread(e, block, rows), f32(-6), f32(6)), "e2m1", u)
     return codes, scale_bytes, scales, dec
+
+
+def _by_group(x: F32, given: F32, q: object, u: F32 | None) -> tuple[U8, U8, F32, F32]:
+    """Every group of q.outer columns of a row as a tensor of its own; `given` has the values that `x` has zeros for."""
+    rows, columns = given.shape
+    width = q.outer  # type: ignore[attr-defined]
+    codes, scale_bytes = np.zeros(x.shape, np.uint8), np.zeros((rows, x.shape[1] // 16), np.uint8)
+    scales, outer_scales = np.zeros(scale_bytes.shape, np.float32), np.zeros((rows, -(-columns // width)), np.float32)
+    for r, g in np.ndindex(outer_scales.shape):
+        one, part, parts = slice(r, r + 1), slice(g * width, (g + 1) * width), slice(g * width // 16, (g + 1) * width // 16)
+        drawn = None if u is None else u[one, part]
+        found = _nvfp4(x[one, part], q, finite_amax(given[one, part]), drawn, 0, 0)
+        codes[one, part], scale_bytes[one, parts], scales[one, parts], outer_scales[r, g] = found
+    return codes, scale_bytes, scales, outer_scales
 
 
 def _encode_with(x: F32, scales: F32, tensor_scale: np.float32, block: tuple[int, int]) -> tuple[U8, F32]:
@@ -331,9 +354,21 @@ def hadamard(size: int) -> F64:
 
 
 def rotate(x: F32, size: int, signs: F32, bf16: bool) -> F32:
-    """The FP32 butterfly with strides 1, 2, 4, ..., one multiply, and the rounding to BF16."""
+    """Signs, then the butterfly and the rounding to BF16."""
     padded = np.pad(x, ((0, 0), (0, -x.shape[1] % size)))
-    y = (padded.reshape(-1, size) * signs).astype(np.float32)
+    y = _butterfly((padded.reshape(-1, size) * signs).astype(np.float32), size)
+    if bf16:
+        y = y.astype(ml_dtypes.bfloat16).astype(np.float32)
+    return y.reshape(padded.shape)
+
+
+def unrotate(y: F32, size: int, signs: F32, columns: int) -> F32:
+    """The butterfly, then signs; the padding cut off. FP32."""
+    return (_butterfly(y.reshape(-1, size).copy(), size) * signs).astype(np.float32).reshape(y.shape)[:, :columns]
+
+
+def _butterfly(y: F32, size: int) -> F32:
+    """In FP32, strides 1, 2, 4, ..., and one multiply."""
     stride = 1
     while stride < size:
         for start in range(0, size, 2 * stride):
@@ -341,10 +376,15 @@ def rotate(x: F32, size: int, signs: F32, bf16: bool) -> F32:
                 low, high = y[:, i].copy(), y[:, i + stride].copy()
                 y[:, i], y[:, i + stride] = low + high, low - high
         stride *= 2
-    y = y * f32(1 / np.sqrt(size))
-    if bf16:
-        y = y.astype(ml_dtypes.bfloat16).astype(np.float32)
-    return y.reshape(padded.shape)
+    return y * f32(1 / np.sqrt(size))
+
+
+def clip_mask(x: F32, scale_bytes: U8, block: tuple[int, int]) -> npt.NDArray[np.bool_]:
+    """|x| < 6 * 2^E, exactly, for every element of the padded operand; False under a NaN scale and for NaN. (R, Cp)."""
+    exponent = spread(scale_bytes.astype(np.int64) - 127, block, x.shape[0])
+    bound = np.where(exponent == 128, np.nan, np.ldexp(6.0, exponent))
+    magnitude = np.abs(np.pad(x, ((0, 0), (0, -x.shape[1] % block[1]))).astype(np.float64))
+    return np.asarray(magnitude < bound)
 
 
 def swizzle(scales: U8) -> U8:

@@ -36,6 +36,7 @@ _NVFP4 = _allowed(
     range_guard=_FLAG,
     scale=SCALE_FORMATS,
     tensor_scale=_FLAG,
+    outer=(0, 0, 0, 32, 128),
 )
 # Shares of what is drawn: NVFP4 with its usual scale, with any, and the others.
 _QUANTIZERS: tuple[list[Quantizer], ...] = (

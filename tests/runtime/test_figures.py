@@ -22,16 +22,20 @@ def _mse(x: torch.Tensor, q: Quantizer) -> float:
     return ((value - x).double() ** 2).mean().item()
 
 
-@pytest.mark.parametrize(("q", "figure"), [
-    (NVFP4(), 9.03e-3),
-    (NVFP4(four_six=True), 7.55e-3),
-    (NVFP4(block=(16, 16)), 12.39e-3),
-    (NVFP4(rounding="stochastic"), 18.9e-3),
-    (NVFP4(rounding="stochastic", range_guard=True), 23.5e-3),
-    (MXFP4(), 13.22e-3),
-    (MXFP4(scale_rule="even"), 12.51e-3),
-    (MXFP4(scale_rule="ceil"), 13.31e-3),
-], ids=str)
+@pytest.mark.parametrize(
+    ("q", "figure"),
+    [
+        (NVFP4(), 9.03e-3),
+        (NVFP4(four_six=True), 7.55e-3),
+        (NVFP4(block=(16, 16)), 12.39e-3),
+        (NVFP4(rounding="stochastic"), 18.9e-3),
+        (NVFP4(rounding="stochastic", range_guard=True), 23.5e-3),
+        (MXFP4(), 13.22e-3),
+        (MXFP4(scale_rule="even"), 12.51e-3),
+        (MXFP4(scale_rule="ceil"), 13.31e-3),
+    ],
+    ids=str,
+)
 def test_mean_squared_error(samples: torch.Tensor, q: Quantizer, figure: float) -> None:
     assert _mse(samples, q) == pytest.approx(figure, rel=0.01)
 

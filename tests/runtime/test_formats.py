@@ -70,9 +70,20 @@ def test_every_code_decodes_as_ml_dtypes(fmt: str) -> None:
     assert np.array_equal(np.signbit(got[finite]), np.signbit(expected[finite]))
 
 
-@pytest.mark.parametrize(("value", "expected"), [
-    (0.25, 0.0), (0.75, 1.0), (1.25, 1.0), (1.75, 2.0), (2.5, 2.0), (3.5, 4.0), (5.0, 4.0), (1.8, 2.0), (3.6, 4.0),
-])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.25, 0.0),
+        (0.75, 1.0),
+        (1.25, 1.0),
+        (1.75, 2.0),
+        (2.5, 2.0),
+        (3.5, 4.0),
+        (5.0, 4.0),
+        (1.8, 2.0),
+        (3.6, 4.0),
+    ],
+)
 def test_e2m1_ties_and_carries(value: float, expected: float) -> None:
     for sign in (1.0, -1.0):
         code = _codes_under_unit_scale(np.array([sign * value], np.float32), "e2m1")

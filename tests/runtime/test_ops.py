@@ -25,6 +25,8 @@ OP_QUANTIZERS: tuple[Quantizer, ...] = (
     NVFP4(rounding="stochastic", range_guard=True),
     NVFP4(rounding="ms_eden"),
     NVFP4(scale="e2m5", tensor_scale=False),
+    NVFP4(outer=32),
+    NVFP4(outer=128, rounding="stochastic"),
     MXFP4(),
     MXFP4(scale_rule="range_fit", rounding="stochastic"),
     MXFP4(scale_rule="quest"),
@@ -33,6 +35,7 @@ OP_QUANTIZERS: tuple[Quantizer, ...] = (
     FP8(block=(128, 128), format="e5m2"),
 )
 ROTATIONS = (Rotation(), Rotation(signs="fixed", bf16=False), Rotation(size=128, signs="fresh"))
+QUEST = MXFP4(scale_rule="quest")
 
 
 def _seed(spec: Quantizer | Rotation) -> torch.Tensor | None:
@@ -44,7 +47,7 @@ def _op_names() -> list[str]:
 
 
 def test_the_ops_are_all_there() -> None:
-    expected = {"amax", "rotate", "quantize", "dequantize", "mm", "swizzle", "unswizzle"}
+    expected = {"amax", "rotate", "unrotate", "quantize", "dequantize", "clip_mask", "apply_mask", "mm", "swizzle", "unswizzle"}
     assert expected <= {name.removeprefix("fp4::") for name in _op_names()}
 
 
@@ -61,12 +64,17 @@ def _calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     calls: dict[str, tuple[Any, tuple[Any, ...]]] = {"amax": (ops.amax, (x,))}
     for r in ROTATIONS:
         calls[f"rotate {r}"] = (ops.rotate, (x, str(r), _seed(r), 2))
+        rotated = reference.rotate(x, r, _seed(r), 2)
+        calls[f"unrotate {r}"] = (ops.unrotate, (rotated, str(r), _seed(r), 2, 40, torch.bfloat16))
     for q in OP_QUANTIZERS:
         amax = reference.amax(x) if q.needs_amax else None
         codes, scales, tensor_scale = reference.quantize(x, q, amax, _seed(q), 1)
         calls[f"quantize {q}"] = (ops.quantize, (x, amax, str(q), _seed(q), 1))
         calls[f"dequantize {q}"] = (ops.dequantize, (codes, scales, tensor_scale, str(q), 40, torch.bfloat16))
         calls[f"decode {q}"] = (ops.dequantize, (codes, scales, None, str(q), 33, torch.float32))
+    scales = reference.quantize(x, QUEST)[1]
+    calls["clip_mask"] = (ops.clip_mask, (x, scales, str(QUEST)))
+    calls["apply_mask"] = (ops.apply_mask, (x.to(torch.bfloat16), reference.clip_mask(x, scales, QUEST)))
     calls["quantize, own amax"] = (ops.quantize, (x.to(torch.bfloat16), None, "nvfp4", None, 0))
     calls["mm"] = (ops.mm, (x, cases.gaussian(7, 40, seed=81), torch.tensor(0.5), torch.ones(7), torch.bfloat16))
     calls["mm, plain"] = (ops.mm, (x.to(torch.bfloat16), x.to(torch.bfloat16), None, None, torch.float32))
@@ -132,7 +140,19 @@ def test_equals_the_reference(q: Quantizer) -> None:
 @pytest.mark.parametrize("r", ROTATIONS, ids=str)
 def test_rotate_equals_the_reference(r: Rotation) -> None:
     x = cases.gaussian(5, 50, seed=83)
-    assert cases.same_bits(ops.rotate(x, str(r), _seed(r), 1), reference.rotate(x, r, _seed(r), 1))
+    rotated = reference.rotate(x, r, _seed(r), 1)
+    assert cases.same_bits(ops.rotate(x, str(r), _seed(r), 1), rotated)
+    for dtype in (torch.bfloat16, torch.float32):
+        got = ops.unrotate(rotated, str(r), _seed(r), 1, 50, dtype)
+        assert cases.same_bits(got, reference.unrotate(rotated, r, _seed(r), 1, 50, dtype))
+
+
+def test_masks_equal_the_reference() -> None:
+    x = 4 * cases.gaussian(5, 50, seed=86)
+    scales = reference.quantize(x, QUEST)[1]
+    mask = ops.clip_mask(x, scales, str(QUEST))
+    assert cases.same_bits(mask, reference.clip_mask(x, scales, QUEST))
+    assert cases.same_bits(ops.apply_mask(x, mask), reference.apply_mask(x, mask))
 
 
 def _quantized(q: Quantizer) -> Function:
@@ -147,14 +167,38 @@ def _decoded(q: Quantizer) -> Function:
     return function
 
 
+def _dequantized(q: Quantizer) -> Function:
+    def function(x: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+        values, scales, _, _, tensor_scale = reference.quantize_values(x, q, None, seed, 1)
+        return reference.dequantize_values(values, scales, tensor_scale, q, x.shape[1], torch.float32)
+
+    return function
+
+
 def _rotated(r: Rotation) -> Function:
     return lambda x, seed: reference.rotate(x, r, seed, 1)
+
+
+def _unrotated(r: Rotation) -> Function:
+    def function(x: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+        padded = layout.pad_to(x, 1, r.size)
+        return reference.unrotate(padded, r, seed, 1, x.shape[1], torch.bfloat16)
+
+    return function
+
+
+def _masked(x: torch.Tensor, seed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = reference.clip_mask(x, reference.quantize(x, QUEST)[1], QUEST)
+    return mask, reference.apply_mask(x + 1.0, mask)
 
 
 FUNCTIONS: dict[str, Function] = {
     **{str(q): _quantized(q) for q in OP_QUANTIZERS},
     **{f"decoded {q}": _decoded(q) for q in OP_QUANTIZERS},
+    **{f"dequantized {q}": _dequantized(q) for q in OP_QUANTIZERS if q.has_outer_scale},
     **{str(r): _rotated(r) for r in ROTATIONS},
+    **{f"inverse {r}": _unrotated(r) for r in ROTATIONS},
+    "masks": _masked,
     "amax": lambda x, seed: reference.amax(x),
 }
 
@@ -164,7 +208,7 @@ def _same(got: Any, want: Any) -> bool:
     return all(cases.same_bits(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "fp8", "amax", *(f"decoded {q}" for q in OP_QUANTIZERS), *map(str, ROTATIONS)])
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n in ("nvfp4", "fp8") or n not in map(str, OP_QUANTIZERS)])
 def test_reference_traces_with_symbolic_sizes(name: str) -> None:
     """The graph has no constants, no read of a value on the host, no mutation, and holds for other sizes."""
     function = FUNCTIONS[name]
@@ -200,13 +244,19 @@ def test_inductor_equals_eager_for_the_rest(name: str) -> None:
     _inductor_equals_eager(name)
 
 
-@pytest.mark.parametrize("call", [
-    lambda x: ops.amax(x),
-    lambda x: ops.rotate(x, "hadamard", None, 0),
-    lambda x: ops.mm(x, x, None, None, torch.float32),
-    lambda x: ops.dequantize(torch.zeros(2, 8, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.uint8), x.sum(), "nvfp4", 16,
-                             torch.float32),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ops.amax(x),
+        lambda x: ops.rotate(x, "hadamard", None, 0),
+        lambda x: ops.unrotate(x, "hadamard", None, 0, 16, torch.float32),
+        lambda x: ops.apply_mask(x, torch.zeros(2, 4, dtype=torch.uint8)),
+        lambda x: ops.mm(x, x, None, None, torch.float32),
+        lambda x: ops.dequantize(
+            torch.zeros(2, 8, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.uint8), x.sum(), "nvfp4", 16, torch.float32
+        ),
+    ],
+)
 def test_differentiating_is_an_error(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = torch.ones(2, 16, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"fp4::\w+ has no derivative.*x\.detach\(\)"):
@@ -222,7 +272,12 @@ def test_no_gradient_is_needed_under_no_grad() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8])
 def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
     x = torch.ones(2, 16, dtype=dtype)
-    for op, arguments in ((ops.amax, ()), (ops.quantize, (None, "nvfp4", None, 0)), (ops.rotate, ("hadamard", None, 0))):
+    for op, arguments in (
+        (ops.amax, ()),
+        (ops.quantize, (None, "nvfp4", None, 0)),
+        (ops.rotate, ("hadamard", None, 0)),
+        (ops.apply_mask, (torch.zeros(2, 4, dtype=torch.uint8),)),
+    ):
         with pytest.raises(TypeError, match=rf"{dtype}.*x\.float\(\)"):
             op(x, *arguments)
 

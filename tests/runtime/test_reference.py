@@ -72,11 +72,11 @@ def test_half_precision_input_is_the_value_given(q: Quantizer, dtype: torch.dtyp
 
 @pytest.mark.parametrize("q", [*cases.NVFP4_CASES, *cases.SCALE_FORMAT_CASES, *cases.MX_CASES], ids=str)
 def test_decoded_operand_is_exact_in_bf16(q: Quantizer) -> None:
-    """code * block scale has at most 8 significant bits where the spec says so; E1M6 scales need 9."""
+    """code * block scale has at most 8 significant bits where the spec says so; E1M6 scales need 9, an outer scale 24."""
     codes, scales, _ = reference.quantize(8 * cases.gaussian(64, 96, seed=24), q, None, torch.tensor([0]))
     in_f32 = reference.decode(codes, scales, q, 96, torch.float32)
     exact = torch.equal(reference.decode(codes, scales, q, 96, torch.bfloat16).float(), in_f32)
-    assert q.exact_in_bf16 == (q.scale_format != "e1m6")
+    assert q.exact_in_bf16 == (q.scale_format != "e1m6" and not q.has_outer_scale)
     assert exact or not q.exact_in_bf16
 
 
@@ -87,6 +87,37 @@ def test_dequantize_multiplies_in_f32_and_rounds_once(dtype: torch.dtype) -> Non
     codes, scales, tensor_scale = reference.quantize(x, q)
     expected = torch.from_numpy(oracle.quantize(x.numpy(), q).dequantize(40)).to(dtype)
     assert cases.same_bits(reference.dequantize(codes, scales, tensor_scale, q, 40, dtype), expected)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_outer_scales_are_the_tensor_scales_of_the_groups(rounding: str) -> None:
+    """Columns 128 to 200 of a row are quantized as they would be alone, up to the draws; so is a group of another size."""
+    x = cases.gaussian(5, 200, seed=31) * torch.logspace(-6, 6, 5)[:, None]
+    x[2, 130:] *= 1e-9
+    x[3, :128] = 0
+    q = NVFP4(outer=128, rounding=rounding)
+    codes, scales, outer = reference.quantize(x, q, None, torch.tensor([4]), 9)
+    assert outer.shape == (5, 2)
+    assert outer[3, 0] == 1.0
+    for r in range(5):
+        for g, part in enumerate((slice(0, 128), slice(128, 200))):
+            one = x[r : r + 1, part]
+            want_codes, want_scales, want = reference.quantize(one, NVFP4())
+            assert torch.equal(outer[r, g], want)
+            assert torch.equal(scales[r : r + 1, part.start // 16 : -(-part.stop // 16)], want_scales)
+            if rounding == "nearest":
+                assert torch.equal(codes[r : r + 1, part.start // 2 : -(-part.stop // 16) * 8], want_codes)
+
+
+def test_decode_leaves_the_outer_scale_out() -> None:
+    q, x = NVFP4(outer=32), cases.gaussian(3, 70, seed=32)
+    codes, scales, outer = reference.quantize(x, q)
+    decoded = reference.decode(codes, scales, q, 70, torch.float32)
+    assert torch.equal(decoded, reference.decode(codes, scales, NVFP4(), 70, torch.float32))
+    value = decoded * torch.cat([outer[:, :1].expand(3, 32), outer[:, 1:2].expand(3, 32), outer[:, 2:].expand(3, 6)], 1)
+    assert torch.equal(reference.dequantize(codes, scales, outer, q, 70, torch.float32), value)
+    for columns in (1, 31, 33, 64):
+        assert torch.equal(reference.dequantize(codes, scales, outer, q, columns, torch.float32), value[:, :columns])
 
 
 def test_decode_keeps_any_number_of_columns() -> None:

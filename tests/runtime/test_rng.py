@@ -37,7 +37,7 @@ def test_known_answers_of_the_oracle(counter: tuple[int, ...], key: tuple[int, i
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
 def test_known_answers(counter: tuple[int, int, int, int], key: tuple[int, int], answer: tuple[int, ...]) -> None:
     c0, c1, c2, c3, k0, k1 = (torch.tensor([v]) for v in (*counter, *key))
-    assert tuple(word.item() & rng.MASK for word in rng.philox((c0, c1, c2, c3), (k0, k1))) == answer
+    assert tuple(int(word.item()) & rng.MASK for word in rng.philox((c0, c1, c2, c3), (k0, k1))) == answer
 
 
 def test_known_answer_through_words() -> None:

@@ -77,6 +77,57 @@ def test_without_signs_it_is_its_own_inverse(size: int) -> None:
         assert torch.equal(back, x)
 
 
+@pytest.mark.parametrize("signs", ["none", "fixed", "fresh"])
+@pytest.mark.parametrize("size", SIZES)
+def test_unrotate_equals_the_butterfly(size: int, signs: str) -> None:
+    rotation = Rotation(size=size, signs=signs, bf16=False)
+    vector = oracle.sign_vector(size, signs, rotation.vector, 77, 5)
+    for rows, columns, cut in (
+        (3, size, size),
+        (5, 4 * size, 3 * size + 7),
+        (2, size, 1),
+        (0, size, 5),
+        (2, 0, 0),
+        (4, size, 0),
+    ):
+        y = cases.gaussian(rows, columns, seed=75)
+        expected = torch.from_numpy(np.ascontiguousarray(oracle.unrotate(y.numpy(), size, vector, cut)))
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            got = reference.unrotate(y, rotation, SEED, 5, cut, dtype)
+            assert cases.same_bits(got, expected.to(dtype))
+        half = y.to(torch.bfloat16)
+        expected = torch.from_numpy(np.ascontiguousarray(oracle.unrotate(half.float().numpy(), size, vector, cut)))
+        assert cases.same_bits(reference.unrotate(half, rotation, SEED, 5, cut, torch.float32), expected)
+
+
+@pytest.mark.parametrize("data", ["huge", "denormals", "zero_parts", "poisoned", "bfloat16", "float16", "midpoints"])
+def test_unrotate_equals_the_butterfly_on_boundary_data(data: str) -> None:
+    y = cases.DATA[data]()
+    rotation = Rotation(signs="fixed", bf16=False)
+    width = y.shape[1] // 16 * 16
+    with np.errstate(all="ignore"):
+        vector = oracle.sign_vector(16, "fixed", rotation.vector, 0, 0)
+        expected = oracle.unrotate(y[:, :width].float().numpy(), 16, vector, width - 3)
+    got = reference.unrotate(y[:, :width], rotation, None, 0, width - 3, torch.float32)
+    assert cases.same_bits(got, torch.from_numpy(np.ascontiguousarray(expected)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("signs", ["none", "fixed", "fresh"])
+def test_unrotate_undoes_rotate(size: int, signs: str) -> None:
+    """Small integers come back: exactly where 1/sqrt(n) is a power of two, to the constant's rounding elsewhere."""
+    rotation = Rotation(size=size, signs=signs, bf16=False)
+    x = torch.randint(-8, 9, (4, 2 * size + 3), generator=torch.Generator().manual_seed(76)).float()
+    there = reference.rotate(x, rotation, SEED, 6)
+    back = reference.unrotate(there, rotation, SEED, 6, x.shape[1], torch.float32)
+    assert torch.allclose(back, x, rtol=0, atol=size * 8 * 2.0**-22)
+    if size in (16, 64, 256):
+        assert torch.equal(back, x)
+    assert torch.equal(back, reference.unrotate(there.t().contiguous().t(), rotation, SEED, 6, x.shape[1], torch.float32))
+    if signs == "fresh":
+        assert not torch.allclose(reference.unrotate(there, rotation, SEED + 1, 6, x.shape[1], torch.float32), x, atol=1.0)
+
+
 def test_unit_vectors_give_the_matrix() -> None:
     for size in SIZES:
         got = reference.rotate(torch.eye(size), Rotation(size=size, bf16=False), None, 0)

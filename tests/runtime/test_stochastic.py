@@ -84,13 +84,17 @@ def _mean_error(x: torch.Tensor, q: Quantizer, draws: int) -> torch.Tensor:
     return total / draws - x
 
 
-@pytest.mark.parametrize("q", [
-    NVFP4(rounding="stochastic", range_guard=True),
-    NVFP4(rounding="stochastic", range_guard=True, block=(16, 16)),
-    MXFP4(rounding="stochastic", scale_rule="ceil"),
-    MXFP4(rounding="stochastic", scale_rule="range_fit"),
-    MXFP4(rounding="stochastic", prescale=0.75),
-], ids=str)
+@pytest.mark.parametrize(
+    "q",
+    [
+        NVFP4(rounding="stochastic", range_guard=True),
+        NVFP4(rounding="stochastic", range_guard=True, block=(16, 16)),
+        MXFP4(rounding="stochastic", scale_rule="ceil"),
+        MXFP4(rounding="stochastic", scale_rule="range_fit"),
+        MXFP4(rounding="stochastic", prescale=0.75),
+    ],
+    ids=str,
+)
 def test_unbiased_where_nothing_clips(q: Quantizer) -> None:
     """The squared error of the mean of B draws falls as 1/B, and every element's mean is within 6 sigma."""
     x = cases.gaussian(32, 160, seed=61)

@@ -16,15 +16,19 @@ ELEMENTS = {"e2m1": torch.float4_e2m1fn_x2, "e4m3": torch.float8_e4m3fn, "e5m2":
 
 
 @pytest.mark.parametrize("data", ["gaussian", "quarter_grid", "outliers", "zero_parts", "wide", "midpoints"])
-@pytest.mark.parametrize(("q", "mode"), [
-    (MXFP4(), FLOOR),
-    (MXFP4(scale_rule="even"), EVEN),
-    (MXFP4(scale_rule="ceil"), RCEIL),
-    (MXFP8(scale_rule="floor"), FLOOR),
-    (MXFP8(), RCEIL),
-    (MXFP8(format="e5m2", scale_rule="floor"), FLOOR),
-    (MXFP8(format="e5m2"), RCEIL),
-], ids=str)
+@pytest.mark.parametrize(
+    ("q", "mode"),
+    [
+        (MXFP4(), FLOOR),
+        (MXFP4(scale_rule="even"), EVEN),
+        (MXFP4(scale_rule="ceil"), RCEIL),
+        (MXFP8(scale_rule="floor"), FLOOR),
+        (MXFP8(), RCEIL),
+        (MXFP8(format="e5m2", scale_rule="floor"), FLOOR),
+        (MXFP8(format="e5m2"), RCEIL),
+    ],
+    ids=str,
+)
 def test_mx_scales_and_codes_are_equal(q: Quantizer, mode: ScaleCalculationMode, data: str) -> None:
     x = cases.DATA[data]().to(torch.bfloat16)
     x = x[:, : x.shape[1] // 32 * 32].contiguous()
