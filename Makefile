@@ -10,7 +10,7 @@ DEMO := runs/demo
 
 export CXX
 
-.PHONY: demo test lint types install clean
+.PHONY: demo test slow lint types install clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -20,9 +20,12 @@ demo: install
 test: lint
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
+slow: install
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
 lint: types
 	$(BIN)/ruff check .
-	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fp4
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fp4 -p tests
 
 # The folders lie at the top of the repository and install as fp4.compiler, fp4.passes, ...; mypy wants to see them there.
 types: install

@@ -22,7 +22,7 @@ from torch import nn
 
 import fp4
 from fp4.runtime import reference
-from tests.oracle_model import OracleModel
+from tests.oracle_recipes import OracleModel
 
 QUANTIZERS = (
     fp4.NVFP4(),

@@ -81,7 +81,7 @@ def _operand(value: Operand | Quantizer | None, where: str) -> Operand:
     raise PolicyError(f"{where}={value!r}: write an Operand, a quantizer such as fp4.NVFP4(), or None for high precision")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class GemmPrecision:
     """Precision of one GEMM: a quantizer for each operand, and the rotation both share.
 
@@ -89,13 +89,19 @@ class GemmPrecision:
     as an Operand. The rotation acts on both operands along the contracted dimension, so it cancels in the product.
     """
 
-    first: Operand = Operand()
-    second: Operand = Operand()
-    rotation: Rotation | None = None
+    first: Operand
+    second: Operand
+    rotation: Rotation | None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "first", _operand(self.first, "first"))
-        object.__setattr__(self, "second", _operand(self.second, "second"))
+    def __init__(
+        self,
+        first: Operand | Quantizer | None = None,
+        second: Operand | Quantizer | None = None,
+        rotation: Rotation | None = None,
+    ) -> None:
+        object.__setattr__(self, "first", _operand(first, "first"))
+        object.__setattr__(self, "second", _operand(second, "second"))
+        object.__setattr__(self, "rotation", rotation)
         if self.rotation is not None and not isinstance(self.rotation, Rotation):
             raise PolicyError(f"rotation={self.rotation!r}: write fp4.Rotation(size=16, signs='fixed'), or None")
         if self.first.source == "forward":

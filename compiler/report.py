@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -171,7 +171,7 @@ class Registry:
 REGISTRY = Registry()
 
 
-def report(compiled: torch.nn.Module) -> Report:
+def report(compiled: Callable[..., Any]) -> Report:
     """What the compiler did to a model: every linear, its three GEMMs, each operand's precision, reasons for BF16.
 
     compiled: the result of ``torch.compile(model, backend="fp4")``, or the model itself, after its first call (and first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from fp4.compiler.policy import Policy
 
 
 def switch(
-    compiled: torch.nn.Module, phase: str | None = None, *, recipe: str | None = None, policy: Policy | None = None
+    compiled: Callable[..., Any], phase: str | None = None, *, recipe: str | None = None, policy: Policy | None = None
 ) -> None:
     """Change the precision that a compiled model trains in, in place. Weights, gradients and optimizer state stay.
 

@@ -93,7 +93,7 @@ class _Region:
             elif node.target is fp4.unrotate.default:
                 env[node] = reference.unrotate(args[0], Rotation.parse(args[1]), *args[2:])
             elif node.target is fp4.clip_mask.default:
-                env[node] = reference.clip_mask(*args[:2], Quantizer.parse(args[2]))
+                env[node] = reference.clip_mask(args[0], args[1], Quantizer.parse(args[2]))
             elif node.target in PLAIN:
                 env[node] = getattr(reference, node.target._opname)(*args)
             else:

@@ -41,6 +41,8 @@ class Requantize:
         for linear, role, gemm, precision in context.gemms():
             if role not in (Role.DGRAD, Role.WGRAD):
                 continue
+            # Not every graph tags the products themselves (Inductor's mode "lite" does not); nodes that read forward's need it.
+            gemm.node.meta.setdefault("partitioner_tag", "is_backward")
             if precision.second.source == "forward":
                 _operands(graph, context, linear, gemm, precision)
                 changed = True

@@ -87,11 +87,12 @@ def unrotate(y: Tensor, rotation: Rotation, seed: Tensor | None, site: int, colu
 
     y: Cp a multiple of n. Butterfly, multiply, signs in FP32, one rounding.
     """
-    n = rotation.size
-    x = _hadamard(y.float().reshape(y.shape[0], y.shape[1] // n, n))
+    rows, groups, n = y.shape[0], y.shape[1] // rotation.size, rotation.size
+    y = materialize(y)  # a GEMM's result: Inductor would drop its rounding to BF16, fusing it with the conversion back
+    x = _hadamard(y.float().reshape(rows, groups, n)).reshape(rows, 1, groups, n)
     if rotation.signs != "none":
-        x = (x.reshape(y.shape[0], y.shape[1] // n, n) * signs(rotation, seed, site, y.device)).reshape(y.shape)
-    return x.narrow(1, 0, columns).to(dtype)
+        x = x * signs(rotation, seed, site, y.device)
+    return cut(x, rows, columns).to(dtype)
 
 
 def _hadamard(y: Tensor) -> Tensor:
@@ -207,7 +208,9 @@ def clip_mask(x: Tensor, scales: Tensor, q: Quantizer) -> Tensor:
     uint8 (R, Cp/8), Cp = C padded to the block; bit j of byte i is element 8i + j.
     """
     if not isinstance(q, MXFP4) or q.prescale != 1:
-        raise SpecError(f"clip_mask: {q} is not MXFP4 of prescale 1, whose scale is the power of two compared with. Write MXFP4()")
+        raise SpecError(
+            f"clip_mask: {q} is not MXFP4 of prescale 1, whose scale is the power of two compared with. Write MXFP4()"
+        )
     xb = blocks(x.float(), q.block)
     columns = xb.shape[2] * xb.shape[3]
     code = scales.to(torch.int32)
@@ -223,8 +226,8 @@ def clip_mask(x: Tensor, scales: Tensor, q: Quantizer) -> Tensor:
 def apply_mask(y: Tensor, mask: Tensor) -> Tensor:
     """y (R, C) where its bit of `mask`, uint8 (R, at least C/8), is 1, else 0."""
     shift = torch.arange(8, dtype=torch.int32, device=y.device)
-    bit = ((mask.to(torch.int32).unsqueeze(2) >> shift) & 1).reshape(mask.shape[0], mask.shape[1] * 8)
-    return torch.where(bit.narrow(1, 0, y.shape[1]) > 0, y, torch.zeros_like(y))
+    bit = cut((mask.to(torch.int32).reshape(mask.shape[0], 1, mask.shape[1], 1) >> shift) & 1, y.shape[0], y.shape[1])
+    return torch.where(bit > 0, y, torch.zeros_like(y))
 
 
 def mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -266,7 +269,7 @@ def _groups_amax(xb: Tensor, size: int) -> Tensor:
 def _repeat(x: Tensor, times: int, columns: Size) -> Tensor:
     """Each column `times` times, cut to (R, columns)."""
     rows, groups = x.shape
-    return x.unsqueeze(2).expand(rows, groups, times).reshape(rows, groups * times).narrow(1, 0, columns)
+    return cut(x.reshape(rows, 1, groups, 1).expand(rows, 1, groups, times), rows, columns)
 
 
 def _constant(value: float, like: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def test_every_mode_is_rewritten(mode: str) -> None:
 def test_quantizes() -> None:
     assert quantizes(fp4.recipe("nvfp4"))
     assert not quantizes(fp4.recipe("bf16"))
-    gemm = fp4.GemmPrecision(fp4.NVFP4(), None)  # type: ignore[arg-type]
+    gemm = fp4.GemmPrecision(fp4.NVFP4(), None)
     assert quantizes(fp4.recipe("bf16").with_rules(fp4.rule("a", fprop=gemm)))
     assert quantizes(fp4.policy(lambda site: fp4.LinearPrecision()))
 

@@ -1,6 +1,6 @@
 """Compiled by Inductor, the nvfp4 recipe equals an eager model built from the oracle, bit for bit: output and gradients.
 
-The eager model (``tests/oracle_model.py``) has a plain ``autograd.Function`` a linear and is written from the recipe's table.
+The eager model (``tests/oracle_recipes.py``) has a plain ``autograd.Function`` a linear and is written from the recipe's table.
 Inductor sums a norm or a bias gradient in another order than ATen does, so a whole Llama is compared in two steps: the
 rewritten graph run by ATen's kernels (mode "lite", where our ops run as the oracle) against the eager model; and the graph
 with our ops compiled against the same graph with them opaque, the rest compiled by Inductor in both.
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import fp4
 from fp4.compiler.joint_pass import LowerPass
 from fp4.train.loop import deterministic
-from tests.oracle_model import OracleModel
+from tests.oracle_recipes import OracleModel
 
 INDUCTOR: dict[str, Any] = {"fallback_random": True}
 ATEN: dict[str, Any] = {**INDUCTOR, "fallback_by_default": True, "selective_decompose": True}
@@ -65,7 +65,8 @@ def compare(
 ) -> None:
     torch._dynamo.reset()
     copied = copy.deepcopy(model)
-    compiled = torch.compile(model, backend="fp4", options={"policy": policy, "inductor": settings})
+    options: Any = {"policy": policy, "inductor": settings}
+    compiled = torch.compile(model, backend="fp4", options=options)
     with deterministic():
         ours = gradients(model, compiled, autocast, *inputs)
     order = [linear.name for linear in fp4.report(compiled).graphs[0].linears]
@@ -98,7 +99,9 @@ def test_another_seed_is_another_gradient() -> None:
         model.zero_grad()
         torch.manual_seed(seed)
         oracle(x).square().sum().backward()
-        found.append(model.get_parameter("a.weight").grad.clone())
+        gradient = model.get_parameter("a.weight").grad
+        assert gradient is not None
+        found.append(gradient.clone())
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
 
@@ -144,7 +147,8 @@ def test_llama_compiled_equals_opaque(autocast: bool, monkeypatch: pytest.Monkey
         torch._dynamo.reset()
         copied = copy.deepcopy(model)
         with torch._inductor.config.patch(force_disable_caches=True):
-            compiled = torch.compile(copied, backend="fp4", options={"inductor": INDUCTOR})
+            options: Any = {"inductor": INDUCTOR}
+            compiled = torch.compile(copied, backend="fp4", options=options)
             with deterministic():
                 found.append(gradients(copied, compiled, autocast, tokens))
     different = unequal(*found)

@@ -118,7 +118,7 @@ def test_refused_with_the_way_out(name: str) -> None:
 
 def test_a_quantizer_stands_for_an_operand() -> None:
     assert fp4.GemmPrecision(fp4.Operand(NVFP4), fp4.Operand(NVFP4)) == GEMM
-    assert fp4.GemmPrecision(None, NVFP4).first == fp4.Operand()  # type: ignore[arg-type]
+    assert fp4.GemmPrecision(None, NVFP4).first == fp4.Operand()
     assert not fp4.BF16.quantized
     assert not fp4.LinearPrecision().quantized
 

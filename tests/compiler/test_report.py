@@ -122,7 +122,7 @@ def test_no_report_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="compile it and call it once"):
         fp4.report(MLP())
     with pytest.raises(ValueError, match=r"takes the compiled model, a torch.nn.Module; got function"):
-        fp4.report(lambda x: x)  # type: ignore[arg-type]
+        fp4.report(lambda x: x)
 
 
 def test_strict_raises_what_the_report_lists() -> None:

@@ -22,7 +22,7 @@ def policy(fprop: fp4.GemmPrecision = NONE, dgrad: fp4.GemmPrecision = NONE, wgr
 
 
 def gemm(first: fp4.Quantizer | None, second: fp4.Quantizer | None) -> fp4.GemmPrecision:
-    return fp4.GemmPrecision(first, second)  # type: ignore[arg-type]
+    return fp4.GemmPrecision(first, second)
 
 
 def x(rows: int = 32) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.fx import Node
 import fp4
 from fp4.compiler.sites import ROLES, Role, find_gemms
 from tests.graphs import LLAMA, LLAMA_KEPT, Captured, fp4_nodes, llama, ops, quantizers, rewritten, tokens, trios
-from tests.oracle_model import OracleModel
+from tests.oracle_recipes import OracleModel
 
 QUANTIZED = [name for name in LLAMA if name not in LLAMA_KEPT]  # 11
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fp4
 from tests.graphs import interpreted, step, unequal
-from tests.oracle_model import OracleModel
+from tests.oracle_recipes import OracleModel
 
 ALL = fp4.recipe("nvfp4", keep_heads=False, high_precision_tail=0.0)
 

@@ -197,6 +197,7 @@ def quantize(x: F32, q: object, amax: float | None = None, seed: int = 0, site: 
             u = uniform(index, seed, site, 0)
         kind = {"nvfp4": _nvfp4, "mxfp4": _mx, "mxfp8": _mx, "fp8": _fp8}[q.name]  # type: ignore[attr-defined]
         outer = getattr(q, "outer", 0)
+        scale_bytes: U8 | None
         tensor_scale: np.float32 | F32
         if outer:
             codes, scale_bytes, scales, tensor_scale = _by_group(clean, x, q, u)

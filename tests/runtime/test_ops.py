@@ -234,6 +234,31 @@ def _inductor_equals_eager(name: str) -> None:
         assert _same(compiled(x, SEED), function(x, SEED)), data
 
 
+def _outer_scales_masks_and_inverse(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    q, r = NVFP4(outer=128), Rotation(size=32, bf16=False)
+    values, scales, _, _, outer = reference.quantize_values(x, q)
+    rotated = reference.rotate(x, r, None, 0)
+    mask = reference.clip_mask(rotated, reference.quantize(rotated, QUEST)[1], QUEST)
+    half = reference.apply_mask(rotated.to(torch.bfloat16), mask)  # Inductor must round here, before the FP32 butterfly
+    return (
+        reference.dequantize_values(values, scales, outer, q, x.shape[1], torch.float32),
+        outer,
+        reference.apply_mask(x, mask),
+        reference.unrotate(half, r, None, 0, x.shape[1], torch.bfloat16),
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor_equals_eager_where_columns_are_no_multiple(dynamic: bool) -> None:
+    """257 columns: 1 in the third group of 128, in the ninth of 32, in the last byte of a mask."""
+    x = cases.gaussian(5, 257, seed=87)
+    example = cases.gaussian(150, 140, seed=84) if dynamic else x
+    graph = make_fx(_outer_scales_masks_and_inverse, tracing_mode="symbolic" if dynamic else "real")(example)
+    torch._dynamo.reset()
+    compiled = torch.compile(graph, fullgraph=True, dynamic=dynamic)
+    assert _same(compiled(x), _outer_scales_masks_and_inverse(x))
+
+
 def test_inductor_equals_eager() -> None:
     _inductor_equals_eager("nvfp4")
 
