@@ -1,10 +1,11 @@
 """On a CUDA GPU: does the compiled nvfp4 recipe equal the eager oracle bit for bit, and the CPU's codes the GPU's?
 
-    python benchmarks/gpu_equality.py RESULT.json
+    python -m benchmarks.gpu_equality RESULT.json [quantizers] [model] [training] [recipes]
 
-Three parts. Quantizers: codes, scales and tensor scales of the oracle run eagerly on the CPU and on the GPU, and compiled by
-Inductor (Triton) on the GPU. Model: outputs and gradients of a compiled MLP against the eager oracle model on the same GPU.
-Training: a small Llama-like model, loss by step in bf16 and in nvfp4, with the time of a step.
+Four parts, all of them when none is named. Quantizers: codes, scales and tensor scales of the oracle run eagerly on the
+CPU and on the GPU, and compiled by Inductor (Triton) on the GPU. Model: outputs and gradients of a compiled MLP against
+the eager oracle model on the same GPU. Training: a small Llama-like model, loss by step in bf16 and three recipes, with
+the time of a step. Recipes: the MLP again, under every recipe.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from tests.oracle_recipes import OracleModel
 QUANTIZERS = (
     fp4.NVFP4(),
     fp4.NVFP4(block=(16, 16)),
+    fp4.NVFP4(outer=128),
     fp4.NVFP4(rounding="stochastic"),
     fp4.NVFP4(rounding="stochastic", range_guard=True),
     fp4.NVFP4(four_six=True),
@@ -93,12 +96,12 @@ class MLP(nn.Module):
         return self.lm_head(self.b(self.a(x).relu()))
 
 
-def model(autocast: bool) -> dict[str, Any]:
+def model(autocast: bool, recipe: str = "nvfp4") -> dict[str, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     net = MLP().cuda()
-    oracle = OracleModel(copy.deepcopy(net), ["a", "b", "lm_head"], ["lm_head"])
-    policy = fp4.recipe("nvfp4", high_precision_tail=0.0)
+    oracle = OracleModel(copy.deepcopy(net), ["a", "b", "lm_head"], ["lm_head"], recipe)
+    policy = fp4.recipe(recipe, high_precision_tail=0.0)
     compiled = torch.compile(net, backend="fp4", options={"policy": policy, "inductor": {"fallback_random": True}})
     inputs = [torch.randn(8, 64, 256, device="cuda").requires_grad_() for _ in range(1)]
     inputs.append(inputs[0].detach().clone().requires_grad_())
@@ -113,6 +116,7 @@ def model(autocast: bool) -> dict[str, Any]:
     results[1] += [p.grad for p in oracle.model.parameters()]
     names = ["y", "dx", "a.weight", "b.weight", "lm_head.weight"]
     return {
+        "recipe": recipe,
         "autocast": autocast,
         "equal": {n: torch.equal(a, b) for n, a, b in zip(names, *results, strict=True)},
         "largest difference": {n: (a - b).abs().max().item() for n, a, b in zip(names, *results, strict=True)},
@@ -186,17 +190,19 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
     path = Path(sys.argv[1])
-    for part, run in (
-        ("model", lambda: [model(False), model(True)]),
-        ("training", lambda: [training("bf16"), training("nvfp4")]),
-        ("quantizers", quantizers),
-    ):
+    parts: dict[str, Callable[[], Any]] = {
+        "model": lambda: [model(False), model(True)],
+        "training": lambda: [training(name) for name in ("bf16", "nvfp4", "quartet2", "mxfp4_h16")],
+        "quantizers": quantizers,
+        "recipes": lambda: [model(True, name) for name in fp4.recipes() if name != "bf16"],
+    }
+    for part in sys.argv[2:] or parts:
         try:
-            result[part] = run()
+            result[part] = parts[part]()
         except Exception as error:  # one part's failure must not lose the others' figures
             result[part] = f"failed: {type(error).__name__}: {error}"
         path.write_text(json.dumps(result, indent=1) + "\n")
-    rows = result["quantizers"]
+    rows = result.get("quantizers")
     if isinstance(rows, list):
         result["quantizers"] = {
             "cases": len(rows),

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch._inductor import config
+from torch import Tensor
+from torch._inductor import config, inductor_prims
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch.fx import Graph, GraphModule, Node
@@ -30,7 +31,6 @@ fp4 = torch.ops.fp4
 invoke_subgraph = torch.ops.higher_order.invoke_subgraph
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
 SITE: dict[Any, int] = {fp4.rotate.default: 3, fp4.unrotate.default: 3, fp4.quantize.default: 4}
-PLAIN = (fp4.mm.default, fp4.apply_mask.default)  # ops that are the oracle's function of the same name and arguments
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,10 @@ class _Region:
                 env[node] = reference.unrotate(args[0], Rotation.parse(args[1]), *args[2:])
             elif node.target is fp4.clip_mask.default:
                 env[node] = reference.clip_mask(args[0], args[1], Quantizer.parse(args[2]))
-            elif node.target in PLAIN:
-                env[node] = getattr(reference, node.target._opname)(*args)
+            elif node.target is fp4.apply_mask.default:
+                env[node] = reference.apply_mask(*args)
+            elif node.target is fp4.mm.default:
+                env[node] = reference.mm(_row_major(args[0]), _row_major(args[1]), *args[2:])
             else:
                 env[node] = getattr(layout, node.target._opname)(*args)
         return [env[n] for n in self.outputs()]
@@ -122,6 +124,14 @@ def _draws(node: Node) -> bool:
 def _only_products(node: Node) -> bool:
     """A dequantize that only FP32 products of ours read may decode to FP32: the same values, no second conversion."""
     return node.target is fp4.dequantize.default and all(u.target is fp4.mm.default and node in u.args[:2] for u in node.users)
+
+
+def _row_major(operand: Tensor) -> Tensor:
+    """On a GPU the order of an FP32 product's additions follows the operands' strides, which Inductor would choose."""
+    if operand.device.type != "cuda" or operand.dtype != torch.float32:
+        return operand
+    operand = operand.contiguous()
+    return inductor_prims.force_stride_order(operand, operand.stride())
 
 
 def _dequantize(node: Node, args: list[Any], values: dict[Node, tuple[Any, Any]]) -> Any:

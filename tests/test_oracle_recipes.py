@@ -211,22 +211,49 @@ FRESH32 = "hadamard[size=32,signs=fresh,bf16=no]"
 
 # Sites from that of the linear: fprop 0, 1 and signs 8; dgrad 2, 3 and 9; wgrad 4, 5 and 10.
 DRAWS: tuple[tuple[str, dict[str, Any], Draws, Draws], ...] = (
-    ("nvfp4", {}, [*_at("nvfp4", 0), *_at("nvfp4[block=16x16]", 1), *_at(SR, 2, 4), *_at("nvfp4", 5)],
-     _at("hadamard[signs=fixed]", 10, 10)),
-    ("quartet2", {}, [*_at(FOUR_SIX, 0, 1), *_at("nvfp4[rounding=ms_eden]", 2, 3, 4, 5)],
-     _at("hadamard[size=128,signs=fresh,bf16=no]", 9, 9, 10, 10)),
-    ("quartet", {}, [*_at(QUEST, 0, 1), *_at("mxfp4[scale_rule=range_fit]", 2, 3, 4, 5)],
-     [*_at("hadamard[size=32,bf16=no]", 8, 8), *_at(FRESH32, 9, 9, 10, 10)]),
+    (
+        "nvfp4",
+        {},
+        [*_at("nvfp4", 0), *_at("nvfp4[block=16x16]", 1), *_at(SR, 2, 4), *_at("nvfp4", 5)],
+        _at("hadamard[signs=fixed]", 10, 10),
+    ),
+    (
+        "quartet2",
+        {},
+        [*_at(FOUR_SIX, 0, 1), *_at("nvfp4[rounding=ms_eden]", 2, 3, 4, 5)],
+        _at("hadamard[size=128,signs=fresh,bf16=no]", 9, 9, 10, 10),
+    ),
+    (
+        "quartet",
+        {},
+        [*_at(QUEST, 0, 1), *_at("mxfp4[scale_rule=range_fit]", 2, 3, 4, 5)],
+        [*_at("hadamard[size=32,bf16=no]", 8, 8), *_at(FRESH32, 9, 9, 10, 10)],
+    ),
     ("mxfp4_h16", {}, _at(EVEN, 0, 1, 2, 3, 4, 5), _at("hadamard[bf16=no]", 8, 8, 9, 9, 10, 10)),
-    ("mxfp4_h16", LADDER,
-     [*_at(EVEN, 0), *_at("mxfp4[block=32x32,scale_rule=even]", 1), *_at("fp8", 2), *_at(EVEN_SR, 4), *_at(EVEN, 5)],
-     _at(FRESH32, 10, 10)),
-    ("all_the_way", {"block": 32},
-     [*_at("nvfp4[block=1x32]", 0, 1), *_at(SR32, 2), *_at("nvfp4[block=1x32]", 3), *_at(SR32, 4, 5)], []),
-    ("mxfp4_rht", {}, _at("mxfp4[rounding=stochastic,prescale=0.75]", 2, 3, 4, 5),
-     _at("hadamard[size=64,signs=fresh,bf16=no]", 9, 9, 10, 10)),
-    ("tetrajet2", {}, [*_at("nvfp4[outer=128]", 0, 1), *_at(SR_OUTER, 2, 3, 4, 5)],
-     _at("hadamard[signs=fresh,bf16=no]", 9, 9, 10, 10)),
+    (
+        "mxfp4_h16",
+        LADDER,
+        [*_at(EVEN, 0), *_at("mxfp4[block=32x32,scale_rule=even]", 1), *_at("fp8", 2), *_at(EVEN_SR, 4), *_at(EVEN, 5)],
+        _at(FRESH32, 10, 10),
+    ),
+    (
+        "all_the_way",
+        {"block": 32},
+        [*_at("nvfp4[block=1x32]", 0, 1), *_at(SR32, 2), *_at("nvfp4[block=1x32]", 3), *_at(SR32, 4, 5)],
+        [],
+    ),
+    (
+        "mxfp4_rht",
+        {},
+        _at("mxfp4[rounding=stochastic,prescale=0.75]", 2, 3, 4, 5),
+        _at("hadamard[size=64,signs=fresh,bf16=no]", 9, 9, 10, 10),
+    ),
+    (
+        "tetrajet2",
+        {},
+        [*_at("nvfp4[outer=128]", 0, 1), *_at(SR_OUTER, 2, 3, 4, 5)],
+        _at("hadamard[signs=fresh,bf16=no]", 9, 9, 10, 10),
+    ),
     ("fp8", {}, [*_at("fp8", 0), *_at("fp8[block=128x128]", 1), *_at("fp8", 2, 4, 5)], []),
     ("mxfp8", {}, _at("mxfp8", 0, 1, 2, 3, 4, 5), []),
     ("fp4_forward", {}, _at(FOUR_SIX, 0, 1), []),
@@ -256,13 +283,16 @@ def test_no_gemm_without_a_gradient_to_compute(name: str, draws: dict[str, Draws
     assert model.get_parameter("c.weight").grad is None
 
 
-@pytest.mark.parametrize(("name", "flags", "plain"), [
-    ("all_the_way", {"phase": "qaf"}, ("dgrad", "wgrad")),
-    ("fp4_forward", {}, ("dgrad", "wgrad")),
-    ("mxfp4_rht", {}, ("fprop",)),
-    ("mxfp4_h16", {"gemms": ("dgrad",), "rest": "bf16"}, ("fprop", "wgrad")),
-    ("mxfp4_h16", {"gemms": ("fprop", "wgrad"), "rest": "bf16"}, ("dgrad",)),
-])
+@pytest.mark.parametrize(
+    ("name", "flags", "plain"),
+    [
+        ("all_the_way", {"phase": "qaf"}, ("dgrad", "wgrad")),
+        ("fp4_forward", {}, ("dgrad", "wgrad")),
+        ("mxfp4_rht", {}, ("fprop",)),
+        ("mxfp4_h16", {"gemms": ("dgrad",), "rest": "bf16"}, ("fprop", "wgrad")),
+        ("mxfp4_h16", {"gemms": ("fprop", "wgrad"), "rest": "bf16"}, ("dgrad",)),
+    ],
+)
 def test_gemms_left_in_bf16_are_plain(name: str, flags: dict[str, Any], plain: tuple[str, ...]) -> None:
     model = nn.Sequential(nn.Linear(40, 24))
     oracle = OracleModel(copy.deepcopy(model), ["0"], (), name, **flags)

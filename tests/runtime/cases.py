@@ -190,10 +190,16 @@ def check_against_oracle(x: torch.Tensor, q: Quantizer, amax: torch.Tensor | Non
 
 
 def quantized_linear(x: torch.Tensor, w: torch.Tensor, q: Quantizer, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x w^T with both operands quantized: decoded, multiplied, then the tensor scales as an epilogue factor. FP32."""
+    """x w^T with both operands quantized: decoded, multiplied, then the tensor scales as an epilogue factor. FP32.
+
+    Outer scales vary along the sum, so they are part of the decoded operands.
+    """
     operands, factor = [], torch.tensor(1.0)
     for v in (x, w):
         codes, scales, tensor_scale = reference.quantize(v, q, None, torch.tensor([0]))
-        operands.append(reference.decode(codes, scales, q, v.shape[1], torch.float32))
-        factor = factor * tensor_scale
+        if q.has_outer_scale:
+            operands.append(reference.dequantize(codes, scales, tensor_scale, q, v.shape[1], torch.float32))
+        else:
+            operands.append(reference.decode(codes, scales, q, v.shape[1], torch.float32))
+            factor = factor * tensor_scale
     return reference.mm(operands[0], operands[1], factor, bias, torch.float32)

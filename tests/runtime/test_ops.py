@@ -248,7 +248,7 @@ def _outer_scales_masks_and_inverse(x: torch.Tensor) -> tuple[torch.Tensor, ...]
     )
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_inductor_equals_eager_where_columns_are_no_multiple(dynamic: bool) -> None:
     """257 columns: 1 in the third group of 128, in the ninth of 32, in the last byte of a mask."""
     x = cases.gaussian(5, 257, seed=87)

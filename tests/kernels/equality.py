@@ -1,0 +1,60 @@
+"""Kernels against the oracle: what every test and the GPU benchmark compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp4.kernels import quantize as kernels
+from fp4.runtime import reference
+from fp4.runtime.layout import swizzle
+from fp4.runtime.rounding import nan_code
+from fp4.runtime.spec import Quantizer, Rotation
+from tests.runtime.cases import same_bits
+
+
+def equal_codes(got: Tensor, want: Tensor, scales: Tensor, q: Quantizer) -> bool:
+    """Equal bytes, blocks with a NaN scale left out, whose codes mean nothing."""
+    if got.shape != want.shape:
+        return False
+    dead = scales.isnan() if q.scale_format == "fp32" else scales == nan_code(q.scale_format)
+    width = q.block[1] // 2 if q.packed else q.block[1]
+    dead = dead.repeat_interleave(q.block[0], 0)[: got.shape[0]].repeat_interleave(width, 1)
+    return bool(((got == want) | dead).all())
+
+
+def differences(
+    x: Tensor, q: Quantizer, rotation: Rotation | None, seed: Tensor, site: int, amax: Tensor | None = None, oracle: Any = None
+) -> list[str]:
+    """Which results of the kernels on `x` are not the oracle's. oracle: the device it runs on, that of x when None."""
+    device = x.device if oracle is None else oracle
+    x_, seed_, amax_ = (None if t is None else t.to(device) for t in (x, seed, amax))
+    rotated = x_ if rotation is None else reference.rotate(x_, rotation, seed_, site)
+    want = reference.quantize(rotated, q, amax_, seed_, site)
+    columns = rotated.shape[1]
+    given = {"amax": amax, "rotation": rotation, "seed": seed, "site": site}
+    found = []
+
+    def check(name: str, equal: bool) -> None:
+        if not equal:
+            found.append(name)
+
+    codes, scales, tensor_scale = (t.to(device) for t in kernels.quantize(x, q, **given))
+    check("codes", equal_codes(codes, want[0], want[1], q))
+    check("scales", same_bits(scales, want[1]))
+    check("tensor scale", same_bits(tensor_scale, want[2]))
+    if q.scale_format != "fp32":
+        swizzled = kernels.quantize(x, q, swizzled=True, **given)[1].to(device)
+        check("swizzled scales", torch.equal(swizzled, swizzle(want[1])))
+    for dtype in (torch.bfloat16, torch.float32):
+        for scaled in (False, True):
+            got = kernels.fake_quantize(x, q, dtype=dtype, scaled=scaled, **given)[0].to(device)
+            decode = reference.dequantize(*want, q, columns, dtype) if scaled else reference.decode(*want[:2], q, columns, dtype)
+            check(f"decoded {dtype}{' scaled' if scaled else ''}", same_bits(got, decode))
+    if rotation is not None:
+        check("rotated", same_bits(kernels.rotate(x, rotation, seed=seed, site=site).to(device), rotated))
+    got = kernels.amax(x, rotation=rotation, seed=seed, signs_site=site).to(device)
+    check("amax", same_bits(got, reference.amax(rotated)))
+    return found

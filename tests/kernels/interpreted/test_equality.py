@@ -1,0 +1,102 @@
+"""Every kernel equals the oracle bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fp4
+from fp4.kernels import quantize as kernels
+from fp4.passes.recipes import describe
+from fp4.runtime import reference
+from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation
+from tests.kernels.equality import differences
+from tests.runtime.cases import DATA, QUANTIZERS, SHAPES, gaussian, same_bits
+from tests.runtime.strategies import operands, quantizers, rotations
+
+SEED, SITE = torch.tensor([5]), 3
+
+
+def supported(q: Quantizer) -> bool:
+    return not q.outer & (q.outer - 1)
+
+
+def recipe_operands() -> list[tuple[Quantizer, Rotation | None]]:
+    """(quantizer, rotation) of every operand of every recipe and phase, each once."""
+    found: dict[tuple[Quantizer, Rotation | None], None] = {}
+    for name in fp4.recipes():
+        policy = describe(name).policy
+        for precision in (policy.precision, *(phase.precision for _, phase in policy.phases)):
+            for gemm in precision.gemms().values():
+                for operand in (gemm.first, gemm.second) if gemm is not None else ():
+                    if operand.quantizer is not None:
+                        found[operand.quantizer, gemm.rotation] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("q", "rotation"), recipe_operands(), ids=str)
+def test_operands_of_the_recipes(q: Quantizer, rotation: Rotation | None, data: str) -> None:
+    assert differences(DATA[data](), q, rotation, SEED, SITE) == []
+
+
+@pytest.mark.parametrize("q", [q for q in QUANTIZERS if supported(q)], ids=str)
+@pytest.mark.parametrize("data", ["midpoints", "poisoned", "denormals"])
+def test_every_quantizer(q: Quantizer, data: str) -> None:
+    assert differences(DATA[data](), q, None, SEED, SITE) == []
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("q", "rotation"),
+    [
+        (NVFP4(), None),
+        (NVFP4(block=(16, 16)), None),
+        (NVFP4(rounding="stochastic"), Rotation(16, signs="fixed")),
+        (NVFP4(rounding="ms_eden"), Rotation(128, signs="fresh", bf16=False)),
+        (NVFP4(outer=128), None),
+        (MXFP4(scale_rule="quest"), Rotation(32, bf16=False)),
+        (fp4.FP8(block=(128, 128)), None),
+    ],
+    ids=str,
+)
+def test_shapes_and_strides(q: Quantizer, rotation: Rotation | None, shape: tuple[int, int]) -> None:
+    x = gaussian(*shape)
+    assert differences(x, q, rotation, SEED, SITE) == []
+    assert differences(x.t().contiguous().t(), q, rotation, SEED, SITE) == []
+    assert differences(gaussian(shape[0], 3 * shape[1])[:, ::3], q, rotation, SEED, SITE) == []
+    assert differences(gaussian(1, shape[1]).expand(shape), q, rotation, SEED, SITE) == []
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("signs", ["none", "fixed", "fresh"])
+def test_rotations(size: int, signs: str) -> None:
+    for vector in ((1, -1, -1, 1), (1, -1) * 8, (1, 1, -1, 1) * (size // 4)):
+        rotation = Rotation(size, signs=signs, vector=vector, bf16=size != 32)
+        for x in (gaussian(5, 300), gaussian(300, 5).t()):
+            assert differences(x, NVFP4(), rotation, SEED, SITE) == []
+
+
+def test_a_given_amax_of_another_tensor() -> None:
+    for factor in (0.01, 100.0):
+        for q in (NVFP4(), NVFP4(four_six=True), NVFP4(rounding="stochastic")):
+            assert differences(gaussian(7, 64), q, None, SEED, SITE, torch.tensor(4.0 * factor)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("rule", ["floor", "ceil"])
+def test_mxfp4_decoded_to_fp8(dtype: torch.dtype, rule: str) -> None:
+    q, x = MXFP4(scale_rule=rule), gaussian(40, 96) * torch.exp2(torch.arange(-5.0, 3.0)).repeat(5)[:, None]
+    x[3, 40] = float("nan")
+    want = reference.decode(*reference.quantize(x, q)[:2], q, 96, dtype)
+    assert same_bits(kernels.fake_quantize(x, q, dtype=dtype)[0].float(), want.float())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(quantizers().filter(supported), st.none() | rotations(), operands(), st.integers(0, 2**32 - 1), st.booleans())
+def test_any_specification(q: Quantizer, rotation: Rotation | None, x: torch.Tensor, seed: int, transposed: bool) -> None:
+    if transposed:
+        x = x.t().contiguous().t()
+    assert differences(x, q, rotation, torch.tensor([seed]), seed >> 3) == []
