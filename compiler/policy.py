@@ -247,7 +247,7 @@ def keep_last(fraction: float) -> Rule:
 
 def usual_rules(keep_heads: bool, high_precision_tail: float) -> tuple[Rule, ...]:
     """What a recipe keeps in BF16: language-model head and MoE routers, and the last share of the other linears."""
-    heads = (keep(*HEADS, optional=True),) if keep_heads else ()
+    heads = (dataclasses.replace(keep(*HEADS, optional=True), text="keep heads and routers"),) if keep_heads else ()
     return (*heads, keep_last(high_precision_tail))
 
 

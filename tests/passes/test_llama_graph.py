@@ -43,7 +43,7 @@ def test_the_head_and_the_last_layers_stay(autocast: bool) -> None:
     reasons = {x.name: {(g.quantized, g.reason.partition("(")[0]) for g in x.gemms} for x in got.report.linears}
     assert {name for name, seen in reasons.items() if seen == {(True, "")}} == set(QUANTIZED)
     assert {name for name, seen in reasons.items() if seen == {(False, "keep_last")}} == set(LLAMA_KEPT[:-1])
-    assert reasons["lm_head"] == {(False, "keep")}
+    assert reasons["lm_head"] == {(False, "keep heads and routers")}
     # 11 quantized linears and 4 kept ones, three products each.
     count = ops(got.joint.final)
     assert (count["fp4::mm"], count["aten::mm"]) == (33, 12)

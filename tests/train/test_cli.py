@@ -43,6 +43,17 @@ def test_recipes_lists_every_recipe() -> None:
         assert re.search(rf"^\s*{re.escape(name)}\s+{re.escape(line)}", result.output, re.MULTILINE), name
 
 
+def test_a_recipe_is_printed_with_its_operands_flags_and_phases() -> None:
+    result = call("recipes", "all_the_way")
+    assert result.exit_code == 0
+    for part in ("2505.19115", "Paper and code", "phase qaf", "range_guard", "dgrad", "keep heads and routers"):
+        assert part in result.output
+    assert "dY nvfp4[rounding=stochastic]" in result.output
+    unknown = call("recipes", "nvfp5")
+    assert unknown.exit_code == 2
+    assert "there is no recipe 'nvfp5'; the recipes: all_the_way, bf16," in unknown.output
+
+
 def test_help_describes_every_flag() -> None:
     result = call("train", "--help")
     assert result.exit_code == 0
@@ -56,7 +67,7 @@ def test_help_describes_every_flag() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recipes", "nvfp5"], "error: unknown recipe nvfp5; write one or several of bf16,"),
+        (["--recipes", "nvfp5"], "error: unknown recipe nvfp5; write one or several of all_the_way, bf16,"),
         (["--recipes", ","], "error: no recipe; name at least one"),
         (["--size", "huge"], "error: --size 'huge'; write one of tiny, small, medium, large"),
         (["--data", "/absent"], "error: --data /absent does not exist; name files or folders of text, or leave --data out"),
