@@ -41,6 +41,7 @@ class Options:
     strict: raise when the policy asked for more than could be done.
     save_weights: keep the weights' codes between forward and backward, in place of quantizing the weights again in
         backward. Costs 0.56 bytes a parameter and saves a read of the weights.
+    kernels: on a GPU, quantize by the generated Triton kernels; False: by the oracle, compiled by Inductor. Same bits.
     mode: a ``torch.compile`` mode, such as "max-autotune". inductor: Inductor settings by name.
     observer: called as observer(stage, graph) between the passes; switches the compile caches off.
     """
@@ -50,6 +51,7 @@ class Options:
     phase: str | None = None
     strict: bool = False
     save_weights: bool = False
+    kernels: bool = True
     mode: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
     observer: Observer | None = None
@@ -79,7 +81,7 @@ class Options:
             )
         if self.policy is not None and self.recipe is not None:
             raise OptionError("give recipe= or policy=, not both: fp4.recipe(NAME) is a policy that rules can be added to")
-        for name in ("strict", "save_weights"):
+        for name in ("strict", "save_weights", "kernels"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}; write True or False")
         if not isinstance(self.inductor, Mapping):
@@ -138,7 +140,7 @@ def fp4(
         "use_post_grad_passes": True,
     }
     patches["joint_custom_pre_pass"] = Chain.of(patches, "joint_custom_pre_pass", joint)
-    patches["post_grad_custom_pre_pass"] = Chain.of(patches, "post_grad_custom_pre_pass", LowerPass())
+    patches["post_grad_custom_pre_pass"] = Chain.of(patches, "post_grad_custom_pre_pass", LowerPass(read.kernels))
 
     key = _report_key(joint, gm, example_inputs)
     # At budget 0 the partitioner saves graph inputs alone, and backward would draw another seed than forward did.

@@ -89,14 +89,18 @@ class StrictError(RuntimeError):
 class LowerPass(CustomGraphPass):
     """Lowers the ``fp4::`` ops of a forward, backward or inference graph for the device it runs on."""
 
+    kernels: bool = True
+
     def __call__(self, graph: Graph) -> None:
         from fp4.passes import LOWERING
 
-        LOWERING.run(graph)
+        for p in LOWERING:
+            if self.kernels or p.name != "lower_emulated":
+                p.run(graph)
         graph.lint()
 
     def uuid(self) -> Any | None:
-        return hashlib.sha256(f"{source_digest()} {torch.__version__}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.kernels} {source_digest()} {torch.__version__}".encode()).hexdigest()
 
 
 def _trace(report: GraphReport) -> None:

@@ -6,6 +6,7 @@ from fp4.passes.assign_precision import AssignPrecision
 from fp4.passes.canonicalize import Canonicalize
 from fp4.passes.insert_quantize import InsertQuantize
 from fp4.passes.insert_rotation import InsertRotation
+from fp4.passes.lower_emulated import LowerEmulated
 from fp4.passes.lower_reference import LowerReference
 from fp4.passes.requantize import Requantize
 from fp4.passes.share_quantized import ShareQuantized
@@ -20,4 +21,4 @@ JOINT_PASSES = (
     Requantize(),
     ShareQuantized(),
 )
-LOWERING = LowerReference()
+LOWERING = (LowerEmulated(), LowerReference())

@@ -67,14 +67,19 @@ def _quantize_fake(
     x: Tensor, amax: Tensor | None, quantizer_text: str, seed: Tensor | None, site: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check_operand("quantize", x)
-    q = quantizer(quantizer_text)
-    row_blocks, column_blocks = ceil_div(x.shape[0], q.block[0]), ceil_div(x.shape[1], q.block[1])
+    return quantized_fake(x, x.shape[0], x.shape[1], quantizer(quantizer_text))
+
+
+def quantized_fake(x: Tensor, rows: Size, columns: Size, q: Quantizer) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty codes, scales and tensor scale (or outer scales) of a quantized (rows, columns) operand, on the device of `x`."""
+    row_blocks, column_blocks = ceil_div(rows, q.block[0]), ceil_div(columns, q.block[1])
     width = column_blocks * (q.block[1] // 2 if q.packed else q.block[1])
     scale_dtype = torch.float32 if q.scale_format == "fp32" else torch.uint8
+    outer = (rows, ceil_div(columns, q.outer)) if q.has_outer_scale else ()
     return (
-        x.new_empty((x.shape[0], width), dtype=torch.uint8),
+        x.new_empty((rows, width), dtype=torch.uint8),
         x.new_empty((row_blocks, column_blocks), dtype=scale_dtype),
-        x.new_empty((x.shape[0], ceil_div(x.shape[1], q.outer)) if q.has_outer_scale else (), dtype=torch.float32),
+        x.new_empty(outer, dtype=torch.float32),
     )
 
 

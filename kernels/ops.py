@@ -1,0 +1,88 @@
+"""Ops of the ``fp4::`` namespace that are one generated kernel on a GPU: what ``lower_emulated`` puts into a graph.
+
+On any other device they are the oracle's functions, one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp4.runtime import ops, reference
+from fp4.runtime.layout import ceil_div
+from fp4.runtime.spec import Quantizer, Rotation
+
+LIBRARY = torch.library.Library("fp4", "FRAGMENT")
+ARGUMENTS = "Tensor x, Tensor? amax, str quantizer, str rotation, Tensor? seed, int site, int signs_site"
+
+
+def _specs(quantizer: str, rotation: str) -> tuple[Quantizer, Rotation | None]:
+    return ops.quantizer(quantizer), ops.rotation(rotation) if rotation else None
+
+
+def _rotated(x: Tensor, rotation: Rotation | None, seed: Tensor | None, site: int) -> Tensor:
+    return x if rotation is None else reference.rotate(x, rotation, seed, site)
+
+
+def _rotate_quantize(
+    x: Tensor, amax: Tensor | None, quantizer: str, rotation: str, seed: Tensor | None, site: int, signs_site: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, r = _specs(quantizer, rotation)
+    if x.device.type == "cuda":
+        from fp4.kernels.quantize import quantize
+
+        return quantize(x, q, amax=amax, rotation=r, seed=seed, site=site, signs_site=signs_site)
+    codes, scales, tensor_scale = reference.quantize(_rotated(x, r, seed, signs_site), q, amax, seed, site)
+    return codes.contiguous(), scales.contiguous(), tensor_scale.contiguous()
+
+
+def _fake_quantize(
+    x: Tensor,
+    amax: Tensor | None,
+    quantizer: str,
+    rotation: str,
+    seed: Tensor | None,
+    site: int,
+    signs_site: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    q, r = _specs(quantizer, rotation)
+    if x.device.type == "cuda":
+        from fp4.kernels.quantize import fake_quantize
+
+        return fake_quantize(
+            x, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, seed=seed, site=site, signs_site=signs_site
+        )
+    y = _rotated(x, r, seed, signs_site)
+    values, scales, _, _, tensor_scale = reference.quantize_values(y, q, amax, seed, site)
+    if q.outer:
+        return reference.dequantize_values(values, scales, tensor_scale, q, y.shape[1], dtype), tensor_scale
+    return reference.decode_values(values, scales, q, y.shape[1], dtype).contiguous(), tensor_scale
+
+
+def _width(x: Tensor, rotation: Rotation | None) -> int:
+    return x.shape[1] if rotation is None else ceil_div(x.shape[1], rotation.size) * rotation.size
+
+
+def _rotate_quantize_fake(x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int) -> Any:
+    q, r = _specs(quantizer, rotation)
+    return ops.quantized_fake(x, x.shape[0], _width(x, r), q)
+
+
+def _fake_quantize_fake(
+    x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int, dtype: torch.dtype
+) -> Any:
+    q, r = _specs(quantizer, rotation)
+    width = _width(x, r)
+    return x.new_empty((x.shape[0], width), dtype=dtype), ops.quantized_fake(x, x.shape[0], width, q)[2]
+
+
+for _name, _schema, _impl, _fake in (
+    ("rotate_quantize", f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _rotate_quantize, _rotate_quantize_fake),
+    ("fake_quantize", f"({ARGUMENTS}, ScalarType dtype) -> (Tensor, Tensor)", _fake_quantize, _fake_quantize_fake),
+):
+    LIBRARY.define(_name + _schema)
+    LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fp4::{_name}", _fake, lib=LIBRARY)

@@ -1,0 +1,73 @@
+"""On a GPU without FP4 matmuls: each operand's rotation and quantizer become one generated kernel.
+
+``rotate -> amax -> quantize -> dequantize`` is ``fp4::fake_quantize`` where nothing of the codes is saved or read elsewhere: no
+packing, no unpacking. Where forward saves the codes, it is ``fp4::rotate_quantize``. Both equal the oracle bit for bit, so the
+GEMMs, on operands decoded exactly to BF16, are the same as on any device. What is left is lowered as on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Graph, Node
+
+from fp4.compiler.graph import Builder, fp4_nodes
+
+fp4 = torch.ops.fp4
+
+
+@dataclass(frozen=True)
+class LowerEmulated:
+    """device: type of the device whose graphs are lowered."""
+
+    name: ClassVar[str] = "lower_emulated"
+    device: str = "cuda"
+
+    def run(self, graph: Graph) -> bool:
+        found = [n for n in fp4_nodes(graph, "quantize") if n.meta["val"][0].device.type == self.device]
+        if found:
+            import fp4.kernels.ops  # noqa: F401  registers the ops
+        for node in found:
+            _lower(graph, node)
+        if found:
+            graph.eliminate_dead_code()
+        return bool(found)
+
+
+def _lower(graph: Graph, node: Node) -> None:
+    matrix, amax, quantizer, seed, site = node.args
+    matrix, amax, rotation, rotation_seed, signs_site = _unrotated(node, matrix, amax)
+    seed = rotation_seed if seed is None else seed
+    build = Builder(graph, node)
+    common = (matrix, amax, quantizer, rotation, seed, site, signs_site)
+    results = {u.args[1]: u for u in node.users}
+    codes, scales = results.get(0), results.get(1)
+    decodes = [] if codes is None else [u for u in codes.users if u.target is fp4.dequantize.default]
+    dtypes = {d.args[5] for d in decodes}
+    readers = {*(codes.users if codes else ()), *(scales.users if scales else ())}
+    if len(dtypes) != 1 or readers != set(decodes):
+        new = build.outputs(build.call(fp4.rotate_quantize.default, *common))
+        for i, old in results.items():
+            old.replace_all_uses_with(new[i])  # type: ignore[index]
+        return
+    decoded, tensor_scale = build.outputs(build.call(fp4.fake_quantize.default, *common, dtypes.pop()))
+    for decode in decodes:
+        decode.replace_all_uses_with(decoded)
+        graph.erase_node(decode)
+    if 2 in results:
+        results[2].replace_all_uses_with(tensor_scale)
+
+
+def _unrotated(node: Node, matrix: Any, amax: Any) -> tuple[Any, Any, str, Any, int]:
+    """The matrix below the rotation that only this quantize reads, its amax left to the kernel; the rotation, seed and site."""
+    own_amax = isinstance(amax, Node) and amax.target is fp4.amax.default and set(amax.users) == {node}
+    amax_matrix: Any = amax.args[0] if own_amax else None
+    if own_amax and amax_matrix is matrix:
+        amax = None  # the launcher's first kernel
+    readers = {node, *([node.args[1]] if own_amax else [])}
+    if not isinstance(matrix, Node) or matrix.target is not fp4.rotate.default or not set(matrix.users) <= readers:
+        return matrix, amax, "", None, 0
+    source, rotation, seed, site = matrix.args
+    return source, None, str(rotation), seed, int(site)  # type: ignore[arg-type]
