@@ -10,6 +10,7 @@ from torch.fx import Graph, GraphModule
 
 import fp4
 from fp4.passes.lower_emulated import LowerEmulated
+from fp4.passes.lower_reference import LowerReference
 from tests.graphs import MLP, equal, evaluate, gaussians, ops, rewritten
 
 LOWER = LowerEmulated(device="cpu")
@@ -60,3 +61,13 @@ def test_the_same_bits(name: str) -> None:
             for n, v in zip(placeholders, gaussians(graph), strict=True)
         ]
         assert equal(evaluate(graph, inputs), evaluate(new, inputs))
+
+
+def test_the_reference_lowering_leaves_the_kernels() -> None:
+    for graph in graphs("quartet2"):
+        _, new = lowered(graph)
+        before = ops(new)
+        assert LowerReference().run(new)
+        assert {n: c for n, c in ops(new).items() if n.startswith("fp4::")} == {
+            n: before[n] for n in ("fp4::fake_quantize", "fp4::rotate_quantize") if before[n]
+        }
