@@ -11,7 +11,6 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fp4.compiler.graph import aten
 from fp4.compiler.policy import Decision, GemmPrecision, Policy
 from fp4.compiler.sites import GemmSite, Input, Linear, Role
 from fp4.compiler.verify import verify
@@ -47,13 +46,9 @@ class Context:
         first = next(n for n in graph.nodes if n.op != "placeholder")
         model = next(n for n in graph.nodes if isinstance(n.meta.get("val"), torch._subclasses.FakeTensor))
         with graph.inserting_before(first):
-            seed = graph.call_function(
-                aten.randint.low,
-                (0, 2**31 - 1, [1]),
-                {"dtype": torch.int64, "device": model.meta["val"].device, "pin_memory": False},
-            )
+            seed = graph.call_function(torch.ops.fp4.seed.default, (model.meta["val"].device,))
         with model.meta["val"].fake_mode:
-            seed.meta["val"] = seed.target(*seed.args, **seed.kwargs)  # type: ignore[operator]
+            seed.meta["val"] = torch.ops.fp4.seed.default(*seed.args)
         seed.meta["fp4"] = "seed"
         if "partitioner_tag" in model.meta:
             seed.meta["partitioner_tag"] = "is_forward"

@@ -32,8 +32,9 @@ def _tagged_like_neighbours(node: Node) -> bool:
 
 
 def _checkpoint_tags(node: Node) -> bool:
-    """A node tagged for recomputation also names its checkpoint region; a decode that our passes repeat has none."""
-    ours = node.meta.get("recompute") is CheckpointPolicy.MUST_RECOMPUTE
+    """A node tagged for recomputation also names its checkpoint region; a decode that our passes repeat, and the seed, have
+    none."""
+    ours = node.meta.get("recompute") in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE)
     return "recompute" not in node.meta or "ac_graph_id" in node.meta or ours
 
 

@@ -30,7 +30,7 @@ from fp4.runtime.spec import Quantizer, Rotation
 fp4 = torch.ops.fp4
 invoke_subgraph = torch.ops.higher_order.invoke_subgraph
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
-KERNELS = ("rotate_quantize", "fake_quantize")  # lower_emulated has put them in: they stay
+OPAQUE = ("seed", "rotate_quantize", "fake_quantize")  # the draw, and the kernels of lower_emulated: they stay
 SITE: dict[Any, int] = {fp4.rotate.default: 3, fp4.unrotate.default: 3, fp4.quantize.default: 4}
 
 
@@ -163,7 +163,7 @@ def _regions(graph: Graph) -> list[_Region]:
         if isinstance(amax, Node) and amax.target is fp4.amax.default and members.issuperset(amax.users):
             members.add(amax)
         owner.update(dict.fromkeys(members, quantize))
-    rest = (n for n in fp4_nodes(graph) if n not in owner and n.target._opname not in KERNELS)  # type: ignore[union-attr]
+    rest = (n for n in fp4_nodes(graph) if n not in owner and n.target._opname not in OPAQUE)  # type: ignore[union-attr]
     groups: dict[Node, list[Node]] = {n: [n] for n in rest}
     for node in graph.nodes:
         if node in owner:

@@ -185,6 +185,23 @@ _OPS: tuple[tuple[str, str, Any, Any], ...] = (
     ("unswizzle", "(Tensor data, SymInt rows, SymInt columns) -> Tensor", layout.unswizzle, _unswizzle_fake),
 )
 
+
+def _seed(device: torch.device) -> Tensor:
+    return torch.randint(0, 2**31 - 1, (1,), dtype=torch.int64, device=device)
+
+
+def _seed_fake(device: torch.device) -> Tensor:
+    return torch.empty((1,), dtype=torch.int64, device=device)
+
+
+# The graph's one draw from the default generator of its device. An op of ours with a side effect, so that the partitioner
+# counts it as forward's even where forward's result does not depend on it. It would draw again in backward else, and the signs of
+# what forward rotated for backward would not be those of backward.
+LIBRARY.define("seed(Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+LIBRARY.impl("seed", _seed, "CompositeExplicitAutograd")
+torch.library.register_fake("fp4::seed", _seed_fake, lib=LIBRARY)
+torch.fx.node.has_side_effect(torch.ops.fp4.seed.default)
+
 for _name, _schema, _impl, _fake in _OPS:
     LIBRARY.define(_name + _schema)
     LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")

@@ -52,7 +52,7 @@ def test_a_product_s_operands_share_their_signs_and_no_two_products_do() -> None
         assert first[2] is not None  # the graph's seed
         sites.append(first[3])
     assert len(set(sites)) == len(sites) == 9
-    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.randint.low)) == 1
+    assert len(graph.find_nodes(op="call_function", target=torch.ops.fp4.seed.default)) == 1
 
 
 @pytest.mark.parametrize(

@@ -95,3 +95,27 @@ def test_one_seed_is_one_draw() -> None:
     (a, b), (c, d) = rounded((5, 5))
     assert torch.equal(a, c)
     assert torch.equal(b, d)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_forward_and_backward_rotate_with_one_seed(autocast: bool, fallback: bool) -> None:
+    """A BF16 forward that prepares wgrad's X: its signs are backward's, though no output of forward depends on the seed.
+
+    With an exact quantizer the rotations cancel; a seed drawn again in backward leaves dW no better than noise.
+    """
+    torch._dynamo.reset()
+    rotation = fp4.Rotation(64, signs="fresh", bf16=False)
+    fine = fp4.GemmPrecision(fp4.FP8(), fp4.FP8(), rotation)
+    policy = fp4.Policy("fine", fp4.LinearPrecision(dgrad=fine, wgrad=fine))
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 96, bias=False), nn.ReLU(), nn.Linear(96, 64, bias=False)), torch.randn(128, 64)
+    found = []
+    for run in (compiled(model, policy=policy, inductor={"fallback_random": fallback}), model):
+        model.zero_grad()
+        with capturing(Captured()), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = run(x)
+        y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))
+        found.append([p.grad.clone() for p in model.parameters()])  # type: ignore[union-attr]
+    for ours, exact in zip(*found, strict=True):
+        assert float((ours - exact).norm() / exact.norm()) < 0.1
