@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fp4.runtime import ops, reference
-from fp4.runtime.layout import ceil_div
+from fp4.runtime.layout import Size, ceil_div
 from fp4.runtime.spec import Quantizer, Rotation
 
 LIBRARY = torch.library.Library("fp4", "FRAGMENT")
@@ -62,7 +62,7 @@ def _fake_quantize(
     return reference.decode_values(values, scales, q, y.shape[1], dtype).contiguous(), tensor_scale
 
 
-def _width(x: Tensor, rotation: Rotation | None) -> int:
+def _width(x: Tensor, rotation: Rotation | None) -> Size:
     return x.shape[1] if rotation is None else ceil_div(x.shape[1], rotation.size) * rotation.size
 
 

@@ -195,8 +195,8 @@ def _seed_fake(device: torch.device) -> Tensor:
 
 
 # The graph's one draw from the default generator of its device. An op of ours with a side effect, so that the partitioner
-# counts it as forward's even where forward's result does not depend on it. It would draw again in backward else, and the signs of
-# what forward rotated for backward would not be those of backward.
+# counts it as forward's even where forward's result does not depend on it: it would draw again in backward, and forward would
+# have rotated an operand with other signs than backward.
 LIBRARY.define("seed(Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 LIBRARY.impl("seed", _seed, "CompositeExplicitAutograd")
 torch.library.register_fake("fp4::seed", _seed_fake, lib=LIBRARY)

@@ -21,6 +21,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     right, when BF16 is among the recipes, the smoothed difference of the training losses to it, in nats. Draws nothing
     for a run without a step.
     """
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -32,8 +33,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
     panels = 2 if base and others else 1
     figure = Figure(figsize=(6.4 * panels, 4.4), layout="constrained", dpi=120)
     axes = figure.subplots(1, panels, squeeze=False)[0]
+    colors = [*colormaps["tab10"].colors, *colormaps["Dark2"].colors]  # type: ignore[attr-defined]
     for i, (name, entry) in enumerate(recipes.items()):
-        losses, color = entry["losses"], f"C{i}"
+        losses, color = entry["losses"], colors[i % len(colors)]
         width = min(window(results["settings"]["steps"]), len(losses))
         axes[0].plot(range(1, len(losses) + 1), losses, color=color, alpha=0.2, linewidth=0.8)
         axes[0].plot(range(width, len(losses) + 1), smooth(losses, width), color=color, label=f"{name}, training")
@@ -53,10 +55,16 @@ def draw(results: dict[str, Any], path: Path) -> None:
         steps = window(results["settings"]["steps"])
         axes[1].axhline(0, color="black", linewidth=0.8)
         axes[1].set(title=f"gap to BF16, mean of {steps} steps", xlabel="step", ylabel="nats a token")
+    crowded = len(recipes) > 4  # then one legend, beside the panels, of the training curves
     for axis in axes:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
-        axis.legend()
+        if not crowded:
+            axis.legend()
+    if crowded:
+        handles = [h for h in axes[0].get_lines() if str(h.get_label()).endswith(", training")]
+        names = [str(h.get_label()).removesuffix(", training") for h in handles]
+        figure.legend(handles, names, loc="outside right upper", title="points: held-out text")
     part = path.with_name(f".{path.name}.part")
     figure.savefig(part, format="png")
     os.replace(part, path)

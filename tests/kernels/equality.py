@@ -26,15 +26,26 @@ def equal_codes(got: Tensor, want: Tensor, scales: Tensor, q: Quantizer) -> bool
 
 
 def differences(
-    x: Tensor, q: Quantizer, rotation: Rotation | None, seed: Tensor, site: int, amax: Tensor | None = None, oracle: Any = None
+    x: Tensor,
+    q: Quantizer,
+    rotation: Rotation | None,
+    seed: Tensor,
+    site: int,
+    amax: Tensor | None = None,
+    oracle: Any = None,
+    brief: bool = False,
 ) -> list[str]:
-    """Which results of the kernels on `x` are not the oracle's. oracle: the device it runs on, that of x when None."""
+    """Which results of the kernels on `x` are not the oracle's. oracle: the device it runs on, that of x when None.
+
+    brief: only the packed form, and the decoded one in BF16 with the tensor scale.
+    """
     device = x.device if oracle is None else oracle
-    x_, seed_, amax_ = (None if t is None else t.to(device) for t in (x, seed, amax))
+    x_, seed_ = x.to(device), seed.to(device)
+    amax_ = None if amax is None else amax.to(device)
     rotated = x_ if rotation is None else reference.rotate(x_, rotation, seed_, site)
     want = reference.quantize(rotated, q, amax_, seed_, site)
     columns = rotated.shape[1]
-    given = {"amax": amax, "rotation": rotation, "seed": seed, "site": site}
+    given: dict[str, Any] = {"amax": amax, "rotation": rotation, "seed": seed, "site": site}
     found = []
 
     def check(name: str, equal: bool) -> None:
@@ -45,16 +56,19 @@ def differences(
     check("codes", equal_codes(codes, want[0], want[1], q))
     check("scales", same_bits(scales, want[1]))
     check("tensor scale", same_bits(tensor_scale, want[2]))
+    if given["amax"] is None:
+        largest = kernels.amax(x, rotation=rotation, seed=seed, signs_site=site)
+        check("amax", same_bits(largest.to(device), reference.amax(rotated)))
+        given["amax"] = largest
+    for dtype, scaled in ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True), (torch.float32, False)):
+        got = kernels.fake_quantize(x, q, dtype=dtype, scaled=scaled, **given)[0].to(device)
+        decode = reference.dequantize(*want, q, columns, dtype) if scaled else reference.decode(*want[:2], q, columns, dtype)
+        check(f"decoded {dtype}{' scaled' if scaled else ''}", same_bits(got, decode))
+        if brief:
+            return found
+    if rotation is not None:
+        check("rotated", same_bits(kernels.rotate(x, rotation, seed=seed, site=site).to(device), rotated))
     if q.scale_format != "fp32":
         swizzled = kernels.quantize(x, q, swizzled=True, **given)[1].to(device)
         check("swizzled scales", torch.equal(swizzled, swizzle(want[1])))
-    for dtype in (torch.bfloat16, torch.float32):
-        for scaled in (False, True):
-            got = kernels.fake_quantize(x, q, dtype=dtype, scaled=scaled, **given)[0].to(device)
-            decode = reference.dequantize(*want, q, columns, dtype) if scaled else reference.decode(*want[:2], q, columns, dtype)
-            check(f"decoded {dtype}{' scaled' if scaled else ''}", same_bits(got, decode))
-    if rotation is not None:
-        check("rotated", same_bits(kernels.rotate(x, rotation, seed=seed, site=site).to(device), rotated))
-    got = kernels.amax(x, rotation=rotation, seed=seed, signs_site=site).to(device)
-    check("amax", same_bits(got, reference.amax(rotated)))
     return found

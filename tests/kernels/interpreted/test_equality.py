@@ -39,13 +39,13 @@ def recipe_operands() -> list[tuple[Quantizer, Rotation | None]]:
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize(("q", "rotation"), recipe_operands(), ids=str)
 def test_operands_of_the_recipes(q: Quantizer, rotation: Rotation | None, data: str) -> None:
-    assert differences(DATA[data](), q, rotation, SEED, SITE) == []
+    assert differences(DATA[data](), q, rotation, SEED, SITE, brief=data != "outliers") == []
 
 
 @pytest.mark.parametrize("q", [q for q in QUANTIZERS if supported(q)], ids=str)
 @pytest.mark.parametrize("data", ["midpoints", "poisoned", "denormals"])
 def test_every_quantizer(q: Quantizer, data: str) -> None:
-    assert differences(DATA[data](), q, None, SEED, SITE) == []
+    assert differences(DATA[data](), q, None, SEED, SITE, brief=data != "midpoints") == []
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -65,9 +65,8 @@ def test_every_quantizer(q: Quantizer, data: str) -> None:
 def test_shapes_and_strides(q: Quantizer, rotation: Rotation | None, shape: tuple[int, int]) -> None:
     x = gaussian(*shape)
     assert differences(x, q, rotation, SEED, SITE) == []
-    assert differences(x.t().contiguous().t(), q, rotation, SEED, SITE) == []
-    assert differences(gaussian(shape[0], 3 * shape[1])[:, ::3], q, rotation, SEED, SITE) == []
-    assert differences(gaussian(1, shape[1]).expand(shape), q, rotation, SEED, SITE) == []
+    for strided in (x.t().contiguous().t(), gaussian(shape[0], 3 * shape[1])[:, ::3], gaussian(1, shape[1]).expand(shape)):
+        assert differences(strided, q, rotation, SEED, SITE, brief=True) == []
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
@@ -76,13 +75,13 @@ def test_rotations(size: int, signs: str) -> None:
     for vector in ((1, -1, -1, 1), (1, -1) * 8, (1, 1, -1, 1) * (size // 4)):
         rotation = Rotation(size, signs=signs, vector=vector, bf16=size != 32)
         for x in (gaussian(5, 300), gaussian(300, 5).t()):
-            assert differences(x, NVFP4(), rotation, SEED, SITE) == []
+            assert differences(x, NVFP4(), rotation, SEED, SITE, brief=True) == []
 
 
 def test_a_given_amax_of_another_tensor() -> None:
     for factor in (0.01, 100.0):
         for q in (NVFP4(), NVFP4(four_six=True), NVFP4(rounding="stochastic")):
-            assert differences(gaussian(7, 64), q, None, SEED, SITE, torch.tensor(4.0 * factor)) == []
+            assert differences(gaussian(7, 64), q, None, SEED, SITE, torch.tensor(4.0 * factor), brief=True) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -94,9 +93,9 @@ def test_mxfp4_decoded_to_fp8(dtype: torch.dtype, rule: str) -> None:
     assert same_bits(kernels.fake_quantize(x, q, dtype=dtype)[0].float(), want.float())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(quantizers().filter(supported), st.none() | rotations(), operands(), st.integers(0, 2**32 - 1), st.booleans())
 def test_any_specification(q: Quantizer, rotation: Rotation | None, x: torch.Tensor, seed: int, transposed: bool) -> None:
     if transposed:
         x = x.t().contiguous().t()
-    assert differences(x, q, rotation, torch.tensor([seed]), seed >> 3) == []
+    assert differences(x, q, rotation, torch.tensor([seed]), seed >> 3, brief=True) == []

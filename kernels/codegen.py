@@ -1,0 +1,476 @@
+"""The Triton source of one kernel: `source(spec, target)`.
+
+A kernel covers an operand with tiles of TR rows x TB units. A unit is U (16, or a smaller block) consecutive columns of a
+row, held by one thread: a tile is a tensor (U, TR * TB), so that a block's amax, butterflies up to 16 and the packing of
+codes stay in registers. The units of a tile are numbered along memory: row by row, or column by column where the operand is
+a transpose.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.target import INTERPRETER, Target, TargetError
+from fp4.kernels.writer import Writer
+from fp4.runtime.formats import E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
+from fp4.runtime.reference import _MX_CARRY, _TOP_EXPONENT
+from fp4.runtime.rng import STREAM_ELEMENT, STREAM_SCALE, STREAM_SIGNS
+from fp4.runtime.rounding import ELEMENT_MAX, nan_code
+from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4
+
+INF_BITS = "0x7F800000"
+
+
+def source(spec: KernelSpec, target: Target) -> str:
+    """The text of a module whose function `kernel` is the kernel. The same text for equal arguments.
+
+    Raises TargetError where the target cannot do what the specification asks.
+    """
+    if spec.dtype in ("e4m3", "e5m2") and target.name != INTERPRETER and target.capability < 89:
+        raise TargetError(f"{target.name} has no FP8 tensor cores to read dtype={spec.dtype!r}; write bf16")
+    kernel = _Kernel(spec, target)
+    kernel.body()
+    return kernel.module(kernel.title())
+
+
+def f32(value: float) -> str:
+    """The literal of `value` rounded to FP32."""
+    return repr(struct.unpack("f", struct.pack("f", value))[0])
+
+
+class _Kernel(Writer):
+    """The kernel, from load to store."""
+
+    def body(self) -> None:
+        self.tile()
+        self.load()
+        if self.spec.rotation is not None:
+            self.rotate()
+        if self.spec.output == "amax":
+            self.store_amax()
+        elif self.spec.output == "rotated":
+            self.section("store")
+            self.store_values("x", "width")
+        else:
+            self.quantize()
+
+    def tile(self) -> None:
+        spec, u = self.spec, self.spec.unit
+        width = "columns" if spec.rotation is None else f"tl.cdiv(columns, {spec.rotation.size}) * {spec.rotation.size}"
+        units = f"tl.cdiv(width, {spec.block[1]})" + (f" * {spec.block_units}" if spec.block_units > 1 else "")
+        row, unit = ("g // TB", "g % TB") if self.by_rows else ("g % TR", "g // TR")
+        self.add(
+            f"# the tile: unit g holds columns {u} * unit ... {u} * unit + {u - 1} of its row",
+            f"width = {width}",
+            f"units = {units}",
+            "tiles = tl.maximum(tl.cdiv(units, TB), 1)",
+            "tile = tl.program_id(0)",
+            "g = tl.arange(0, TR * TB)",
+            f"row = (tile // tiles).to(tl.int64) * TR + {row}",
+            f"unit = tile % tiles * TB + {unit}",
+            f"k = tl.arange(0, {u})[:, None]",
+        )
+
+    def load(self) -> None:
+        spec = self.spec
+        self.section(f"load: x ({spec.unit}, TR * TB), zero outside")
+        size = 4 if spec.input == "fp32" else 2
+        # A thread loads 16 bytes at once: a unit comes in parts, which would else go to several threads.
+        parts = max(1, spec.unit * size // 16) if self.by_rows else 1
+        n = spec.unit // parts
+        self.add(
+            f"source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * {spec.unit})[None, :]",
+            f"j = tl.arange(0, {n})[:, None]",
+        )
+        names = [f"x{i}" for i in range(parts)] if parts > 1 else ["x"]
+        for i, name in enumerate(names):
+            at = "j" if i == 0 else f"(j + {i * n})"
+            self.add(
+                f"inside = (row < rows)[None, :] & (unit[None, :] * {spec.unit} + {at} < columns)",
+                f"{name} = tl.load(source + {at}.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)",
+            )
+        if parts == 2:
+            self.add(f"x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), ({spec.unit}, TR * TB))")
+        elif parts == 4:
+            joined = "tl.join(tl.join(x0, x1), tl.join(x2, x3))"
+            self.add(f"x = tl.reshape(tl.permute({joined}, (3, 2, 0, 1)), ({spec.unit}, TR * TB))")
+
+    def rotate(self) -> None:
+        spec, r, u = self.spec, self.spec.rotation, self.spec.unit
+        assert r is not None
+        self.section(f"rotate: signs ({r.signs}), {r.size.bit_length() - 1} butterfly stages, 1/sqrt({r.size})")
+        if r.signs != "none":
+            self.signs()
+        self.add(f"x = tl.reshape(x, ({u} * TR * TB,))")
+        butterfly = self.call("butterfly")
+        h = 1
+        while h < r.size:
+            between_units = f"{h // u}" if self.by_rows else f"{h // u} * TR"
+            self.add(f"x = {butterfly}(x, {f'{h} * TR * TB' if h < u else between_units})")
+            h *= 2
+        self.add(f"x = tl.reshape(x, ({u}, TR * TB)) * {f32(1 / math.sqrt(r.size))}")
+        if r.bf16:
+            if self.target.name == INTERPRETER:
+                self.add(f"x = {self.call('round_bf16')}(x)")
+            else:
+                self.add("x = x.to(tl.bfloat16).to(tl.float32)")
+        if spec.block[1] > r.size:
+            self.add(f"x = tl.where(unit[None, :] * {u} + k < width, x, 0.0)  # the block's padding is not rotated")
+
+    def signs(self) -> None:
+        spec, r, u = self.spec, self.spec.rotation, self.spec.unit
+        assert r is not None
+        units = spec.rotation_units
+        if r.signs == "fresh":
+            self.seed()
+            self.scalar("signs_site")
+            words = self.call("element_words")
+            self.add(
+                f"first = tl.arange(0, {units}).to(tl.int64) * {u}",
+                f"sign = {words}(first, {STREAM_SIGNS}, seed, signs_site.to(tl.uint32), {u}) >> 31  # ({u}, {units})",
+            )
+        else:
+            n = len(r.vector)
+            masks = [sum((v < 0) << i for i, v in enumerate(r.vector[f : f + 32])) for f in range(0, n, 32)]
+            if n <= u:
+                units = 1
+                index = "k" if n == u else f"k % {n}"
+            else:
+                self.add(f"index = (tl.arange(0, {units})[None, :] * {u} + k) % {n}")
+                index = "index % 32" if n > 32 else "index"
+            mask = f"tl.full((1, 1), {masks[0]:#x}, tl.uint32)"
+            for f, m in zip(range(32, n, 32), masks[1:], strict=True):
+                mask = f"tl.where(index >= {f}, tl.full((1, 1), {m:#x}, tl.uint32), {mask})"
+            self.add(f"sign = ({mask} >> ({index}).to(tl.uint32)) & 1")
+        self.add("sign = 1.0 - 2.0 * sign.to(tl.float32)")
+        if units > 1 and self.by_rows:
+            shape = f"({u}, TR * TB // {units}, {units})"
+            self.add(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :], {shape}), ({u}, TR * TB))")
+        elif units > 1:
+            shape = f"({u}, TB // {units}, {units}, TR)"
+            self.add(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :, None], {shape}), ({u}, TR * TB))")
+        self.add("x = x * sign")
+
+    def seed(self) -> None:
+        if "seed_ptr" not in self.pointers:
+            self.add(f"seed = tl.load({self.pointer('seed_ptr')}).to(tl.uint32)")
+
+    def store_amax(self) -> None:
+        self.section("the largest finite magnitude: as integers, magnitudes have the same order")
+        self.add(
+            f"i = {self.call('bits')}(x) & 0x7FFFFFFF",
+            f"tl.atomic_max({self.pointer('amax_ptr')}, tl.max(tl.max(tl.where(i < {INF_BITS}, i, 0), 0), 0))",
+        )
+
+    def quantize(self) -> None:
+        q = self.spec.quantizer
+        assert q is not None
+        bits, floats = self.call("bits"), self.call("floats")
+        self.section(f"amax of each block of {q.block[0]} x {q.block[1]}: as integers, so that NaN and Inf are the largest")
+        self.add(f"largest = tl.max({bits}(x) & 0x7FFFFFFF, 0)")
+        self.block_reduce("largest")
+        self.add(f"finite = largest < {INF_BITS}", f"block_max = {floats}(tl.where(finite, largest, 0))")
+        if isinstance(q, NVFP4):
+            self.nvfp4(q)
+        elif isinstance(q, FP8):
+            self.fp8(q)
+        else:
+            assert isinstance(q, MXFP4 | MXFP8)
+            self.mx(q)
+        if not self.spec.fp8_blocks:
+            self.add(f"scale_code = tl.where(finite, scale_code, {nan_code(q.scale_format)})")
+        self.store_scales()
+        if self.spec.output == "packed":
+            self.store_codes(8 if q.packed else 16)
+        else:
+            self.decode()
+
+    # -- elements
+
+    def elements(self, scaled: str) -> None:
+        """`value` (magnitude) and `code` of each element, of an expression for the scaled tile."""
+        q = self.spec.quantizer
+        assert q is not None
+        if q.element_dtype != "e2m1":
+            self.add(f"value, code = {self.round_exmy(f'tl.abs({scaled})', q.element_dtype)}")
+            self.add("code = code | (bits(x) >> 24) & 0x80")
+            return
+        if q.rounding == "stochastic":
+            self.draws()
+            self.add(f"value, code = {self.call('round_e2m1_stochastic')}(tl.abs({scaled}), word)")
+        else:
+            self.add(f"value, code = {self.call('round_e2m1')}(tl.abs({scaled}))")
+        self.add("code = code | (bits(x) >> 28) & 8")
+
+    def draws(self) -> None:
+        """`word`: the random word of each element, of its index in the operand."""
+        self.seed()
+        self.scalar("site")
+        u, tail = self.spec.unit, f"{STREAM_ELEMENT}, seed, site.to(tl.uint32)"
+        if self.spec.aligned:
+            self.add(f"word = {self.call('element_words')}(row * width + unit * {u}, {tail}, {u})")
+        else:
+            self.add(f"word = {self.call('any_words')}((row * width + unit * {u})[None, :] + k, {tail})")
+
+    def round_exmy(self, value: str, name: str, word: str | None = None) -> str:
+        """The call that rounds magnitudes to a format."""
+        _, mantissa, bias, top = SCALE_FORMATS[name]
+        if name == "e8m0":
+            return f"{self.call('round_e8m0')}({value}, {f32(top)})"
+        if word is None:
+            return f"{self.call('round_exmy')}({value}, {mantissa}, {bias}, {f32(top)})"
+        return f"{self.call('round_exmy_stochastic')}({value}, {word}, {mantissa}, {bias}, {f32(top)})"
+
+    # -- scale rules: `s` and `scale_code` of each block, `value` and `code` of each element
+
+    def nvfp4(self, q: NVFP4) -> None:
+        if q.rounding == "ms_eden":
+            self.ms_eden(q)
+        elif q.four_six:
+            self.four_six(q)
+        else:
+            self.nvfp4_plain(q)
+
+    def nvfp4_plain(self, q: NVFP4) -> None:
+        self.section("scales (NVIDIA 2509.25149, appendix B)")
+        if q.tensor_scale:
+            if q.has_outer_scale:
+                self.outer_amax()
+            else:
+                self.add(f"tensor_max = tl.load({self.pointer('amax_ptr')})")
+            largest = f32(min(ELEMENT_MAX["e2m1"] * SCALE_FORMATS[q.scale][3], FLT_MAX))
+            self.add(
+                f"encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn({largest}, tensor_max), {f32(FLT_MAX)}), 1.0)",
+                "tensor_scale = tl.div_rn(1.0, encode)",
+                f"s, scale_code = {self.round_exmy(f'block_max * (encode * {f32(1 / q.factor)})', q.scale)}",
+                f"inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), {f32(FLT_MAX)})",
+            )
+        else:
+            self.add(
+                f"s, scale_code = {self.round_exmy(f'block_max * {f32(1 / q.factor)}', q.scale)}",
+                f"inverse = tl.minimum(tl.div_rn(1.0, s), {f32(FLT_MAX)})",
+            )
+        self.elements(f"x * {self.over(self.spread('inverse'))}")
+
+    def outer_amax(self) -> None:
+        """`tensor_max` of each unit: the largest finite magnitude of its group of outer columns."""
+        n, b = self.unit_axis(self.spec.outer_units)
+        self.add(
+            "i = bits(x) & 0x7FFFFFFF",
+            f"outer_max = {self.call('group_max')}(tl.max(tl.where(i < {INF_BITS}, i, 0), 0), {n}, {b})",
+            f"tensor_max = floats({self.call('repeat')}(outer_max, {n}, {b}))",
+        )
+
+    def headroom(self, q: NVFP4, factor: float) -> None:
+        """`tensor_scale`: amax / (factor * 256) for E4M3, 1 for a vanishing amax."""
+        if not q.tensor_scale:
+            self.add("tensor_scale = 1.0")
+            return
+        top = min(factor * SCALE_FORMATS[q.scale][3] * (E4M3_HEADROOM_MAX / E4M3_MAX), FLT_MAX)
+        self.add(
+            f"tensor_scale = tl.div_rn(tl.load({self.pointer('amax_ptr')}), {f32(top)})",
+            "tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)",
+        )
+
+    def four_six(self, q: NVFP4) -> None:
+        self.section("scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)")
+        self.headroom(q, 6.0)
+        round_e2m1 = self.call("round_e2m1")
+        for c in ("6", "4"):
+            self.add(f"s{c}, scale_code{c} = {self.round_exmy(f'tl.div_rn(block_max, tensor_scale * {c}.0)', q.scale)}")
+            self.add(
+                f"value{c}, code{c} = {round_e2m1}({self.quotient(f's{c} * tensor_scale')})",
+                f"error = tl.abs(x) - value{c} * {self.over(self.spread(f's{c}'))} * tensor_scale",
+            )
+            self.tree_sum(f"error{c}", "error * error")
+        self.add(
+            "four = error4 < error6  # a tie keeps 6",
+            "s, scale_code = tl.where(four, s4, s6), tl.where(four, scale_code4, scale_code6)",
+            f"four = {self.over(self.spread('four'))}",
+            "value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)",
+            "code = code | (bits(x) >> 28) & 8",
+        )
+
+    def quotient(self, divisor: str) -> str:
+        """|x| over the block's divisor, 0 where that is 0."""
+        self.add(f"divisor = {self.spread(divisor)}")
+        return "tl.where((divisor > 0.0)[None, :], tl.div_rn(tl.abs(x), divisor[None, :]), 0.0)"
+
+    def ms_eden(self, q: NVFP4) -> None:
+        self.section("scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)")
+        self.headroom(q, q.factor)
+        self.add(f"s, _ = {self.round_exmy(f'tl.div_rn(block_max, tensor_scale * {f32(q.factor)})', q.scale)}")
+        self.elements_of_quotient("s * tensor_scale")
+        self.tree_sum("projected", f"tl.abs(x) * (value * {self.over('s')} * tensor_scale)")
+        self.tree_sum("square", "x * x")
+        self.seed()
+        self.scalar("site")
+        self.add(
+            "correction = tl.div_rn(square, projected)",
+            'correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)',
+            f"word = {self.call('any_words')}(row * units + unit, {STREAM_SCALE}, seed, site.to(tl.uint32))",
+            f"s, scale_code = {self.round_exmy('s * correction', q.scale, 'word')}",
+        )
+
+    def elements_of_quotient(self, divisor: str) -> None:
+        self.add(f"value, code = {self.call('round_e2m1')}({self.quotient(divisor)})", "code = code | (bits(x) >> 28) & 8")
+
+    def fp8(self, q: FP8) -> None:
+        self.section("scales: amax over the format's maximum, FP32")
+        self.add(f"s = tl.div_rn(block_max, {f32(ELEMENT_MAX[q.format])})", "s = tl.where(s > 0.0, s, 1.0)")
+        self.elements(f"tl.div_rn(x, {self.over(self.spread('s'))})")
+        self.add('s = tl.where(finite, s, float("nan"))')
+
+    def mx(self, q: MXFP4 | MXFP8) -> None:
+        self.section(f"scales: 2^E, {q.scale_rule} (OCP Microscaling 1.0)")
+        if q.scale_rule == "quest":
+            self.quest()
+        else:
+            top = 0 if q.scale_rule == "range_fit" else _TOP_EXPONENT[q.element_dtype]
+            carry = f" + {_MX_CARRY[q.scale_rule]:#x}" if _MX_CARRY[q.scale_rule] else ""
+            exponent = f"(bits(block_max){carry}) >> 23"
+            exponent = f"({exponent}) - {top}" if top else exponent
+            self.add(f"scale_code = tl.minimum(tl.maximum({exponent}, 0), 254)")
+        factor = (3.0 if q.scale_rule == "range_fit" else 1.0) * (q.prescale if isinstance(q, MXFP4) else 1.0)
+        scaled = f"x * {self.over(self.spread(self.call('e8m0_inverse') + '(scale_code)'))}"
+        self.elements(scaled if factor == 1 else f"{scaled} * {f32(factor)}")
+        if self.spec.output == "decoded":
+            self.add(f"s = {self.call('e8m0_value')}(scale_code)")
+            if self.spec.scaled:
+                self.add(f"tensor_scale = {f32(1 / factor)}")
+
+    def quest(self) -> None:
+        """E from the standard deviation of the finite elements (Quartet 2505.14669)."""
+        size = self.spec.block[0] * self.spec.block[1]
+        self.add(f"centred = tl.where((bits(x) & 0x7FFFFFFF) < {INF_BITS}, x, 0.0)")
+        self.tree_sum("mean", "centred")
+        self.add(f"mean = mean * {f32(1 / size)}", f"centred = centred - {self.over(self.spread('mean'))}")
+        self.tree_sum("variance", "centred * centred")
+        self.add(
+            f"sigma = tl.sqrt_rn(variance * {f32(1 / size)})",
+            f"exponent = (bits(sigma * {f32(QUEST_SIGMA / 6)} + {f32(1e-8)}) >> 23) & 0xFF",
+            "scale_code = tl.where(block_max > 0.0, tl.minimum(exponent, 254), 0)",
+        )
+
+    # -- stores
+
+    def store_scales(self) -> None:
+        spec, q = self.spec, self.spec.quantizer
+        assert q is not None
+        self.section("store")
+        if spec.writes_tensor_scale:
+            self.add(f"tl.store({self.pointer('tensor_scale_ptr')} + tile, tensor_scale, mask=tile == 0)")
+        if spec.output != "packed":
+            return
+        self.coordinates("block_row", "block_column", q.block[0], spec.block_units)
+        self.add(f"block_columns = units // {spec.block_units}" if spec.block_units > 1 else "block_columns = units")
+        if spec.scale_layout == "swizzled":
+            self.add(
+                "at = (block_row // 128 * tl.cdiv(block_columns, 4) + block_column // 4) * 512",
+                "at = at + block_row % 32 * 16 + block_row % 128 // 32 * 4 + block_column % 4",
+            )
+        else:
+            self.add("at = block_row * block_columns + block_column")
+        within = "(block_row < rows)" if q.block[0] == 1 else f"(block_row * {q.block[0]} < rows)"
+        stored = "s" if spec.fp8_blocks else "scale_code.to(tl.uint8)"
+        self.add(f"tl.store({self.pointer('scales_ptr')} + at, {stored}, mask={within} & (block_column < block_columns))")
+        if q.has_outer_scale:
+            self.coordinates("group_row", "group_column", 1, spec.outer_units)
+            n, b = self.unit_axis(spec.outer_units)
+            self.add(
+                f"groups = tl.cdiv(units, {spec.outer_units})",
+                f"outer_scale = {self.call('group_max')}(tensor_scale, {n}, {b})  # equal in the group",
+                f"tl.store({self.pointer('tensor_scale_ptr')} + group_row * groups + group_column, outer_scale, "
+                "mask=(group_row < rows) & (group_column < groups))",
+            )
+
+    def store_codes(self, width: int) -> None:
+        u = self.spec.unit
+        inside = "(row < rows) & (unit < units)"
+        if width == 16:
+            self.add(
+                f"target = codes_ptr + ((row * units + unit) * {u})[None, :] + k",
+                f"tl.store(target, code.to(tl.uint8), mask=({inside})[None, :])",
+            )
+        else:
+            self.add(
+                "# eight codes a word, the even column in the low nibble",
+                f"shifted = tl.reshape(code, ({u // 8}, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]",
+                f"words = tl.sum(shifted, 1).to(tl.uint32)  # ({u // 8}, TR * TB)",
+            )
+            if u == 16:
+                self.add(
+                    "low, high = tl.split(tl.permute(words, (1, 0)))",
+                    "word = low.to(tl.uint64) | (high.to(tl.uint64) << 32)",
+                    f"tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask={inside})",
+                )
+            else:
+                self.add(
+                    "word = tl.reshape(words, (TR * TB,)).to(tl.int32, bitcast=True)",
+                    f"tl.store(codes_ptr + row * units + unit, word, mask={inside})",
+                )
+        self.pointer("codes_ptr")
+
+    def decode(self) -> None:
+        spec, q = self.spec, self.spec.quantizer
+        assert q is not None
+        if not spec.fp8_blocks:
+            self.add('s = tl.where(finite, s, float("nan"))')
+        self.add(f"x = {self.call('with_sign')}(value, x) * {self.over(self.spread('s'))}")
+        if spec.scaled:
+            if q.has_outer_scale:
+                self.add("x = x * tensor_scale[None, :]")
+            elif spec.writes_tensor_scale or q.has_tensor_scale:
+                self.add("x = x * tensor_scale")
+        self.store_values("x", "width")
+
+    def store_values(self, name: str, width: str) -> None:
+        """A tile of FP32 values to (rows, width) of the dtype."""
+        spec, u = self.spec, self.spec.unit
+        self.pointer("y_ptr")
+        if spec.dtype == "bf16":
+            interpreted = self.target.name == INTERPRETER
+            self.add(f"{name} = {self.call('to_bf16')}({name})" if interpreted else f"{name} = {name}.to(tl.bfloat16)")
+        elif spec.dtype in ("e4m3", "e5m2"):
+            self.add(
+                f"_, code = {self.round_exmy(f'tl.abs({name})', spec.dtype)}",
+                f"code = tl.where({name} == {name}, code, 0x7F) | (bits({name}) >> 24) & 0x80",
+                f"{name} = code.to(tl.uint8)",
+            )
+        parts = {"bf16": u // 8, "fp32": u // 4}.get(spec.dtype, 1) if self.by_rows else 1
+        n = u // parts
+        self.add(
+            f"j = tl.arange(0, {n})[:, None]",
+            f"target = y_ptr + (row * {width} + unit * {u})[None, :] + j",
+        )
+        if parts == 1:
+            names = [name]
+        elif parts == 2:
+            names = ["y0", "y1"]
+            self.add(f"y0, y1 = tl.split(tl.permute(tl.reshape({name}, (2, {n}, TR * TB)), (1, 2, 0)))")
+        else:
+            names = ["y0", "y1", "y2", "y3"]
+            self.add(
+                f"y, z = tl.split(tl.permute(tl.reshape({name}, (2, 2, {n}, TR * TB)), (2, 3, 1, 0)))",
+                "y0, y1 = tl.split(y)",
+                "y2, y3 = tl.split(z)",
+            )
+        for i, part in enumerate(names):
+            at = "j" if i == 0 else f"j + {i * n}"
+            offset = "" if i == 0 else f" + {i * n}"
+            self.add(
+                f"inside = (row < rows)[None, :] & (unit[None, :] * {u} + {at} < {width})",
+                f"tl.store(target{offset}, {part}, mask=inside)",
+            )
+
+    def title(self) -> str:
+        spec = self.spec
+        what = " -> ".join(str(p) for p in (spec.input, spec.rotation, spec.quantizer) if p is not None)
+        scaled = ", tensor scale included" if spec.scaled else ""
+        output = f"{spec.output} {spec.dtype}" if spec.output in ("decoded", "rotated") else spec.output
+        return (
+            f"{what}: {output}{scaled}, {spec.memory} together in memory, for {self.target.name}.\n\n"
+            f"A program takes TR rows x TB units of {spec.unit} columns. Compile with enable_fp_fusion=False.\n"
+        )

@@ -1,0 +1,305 @@
+"""Triton functions that generated kernels are composed of, as text. Each kernel's file holds those that it calls.
+
+Rounding is by arithmetic that no compiler may change: adding and subtracting 1.5 * 2^23 rounds to an integer, half to even, by
+the FP32 adder alone; a binade's power of two is read from the bits of the float. Divisions are ``tl.div_rn`` (div.rn.f32, IEEE;
+Triton's ``/`` is approximate). Kernels are compiled with enable_fp_fusion=False, so that no product and sum are contracted.
+"""
+
+from __future__ import annotations
+
+HELPERS: dict[str, str] = {}
+# What a helper calls.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "round_e2m1": ("bits", "floats"),
+    "round_e2m1_stochastic": ("bits", "floats"),
+    "round_exmy": ("bits", "floats"),
+    "round_exmy_stochastic": ("bits", "floats", "uniform"),
+    "round_e8m0": ("bits", "e8m0_value"),
+    "round_bf16": ("bits", "floats"),
+    "to_bf16": ("bits", "round_bf16"),
+    "e8m0_value": ("floats",),
+    "e8m0_inverse": ("floats",),
+    "exmy_value": ("floats",),
+    "element_value": ("bits", "floats"),
+    "with_sign": ("bits", "floats"),
+    "butterfly": ("floats",),
+    "element_words": ("philox", "interleave"),
+    "any_words": ("philox",),
+}
+
+
+def helper(name: str, text: str) -> None:
+    HELPERS[name] = text.strip("\n")
+
+
+def used(names: list[str]) -> list[str]:
+    """The helpers named and what they call, callees first, each once."""
+    found: list[str] = []
+
+    def visit(name: str) -> None:
+        for callee in NEEDS.get(name, ()):
+            visit(callee)
+        if name not in found:
+            found.append(name)
+
+    for name in names:
+        visit(name)
+    return found
+
+
+helper(
+    "bits",
+    '''
+@triton.jit
+def bits(x):
+    """The bits of FP32 values, int32."""
+    return x.to(tl.int32, bitcast=True)
+''',
+)
+helper(
+    "floats",
+    '''
+@triton.jit
+def floats(i):
+    """The FP32 values of these 32 bits."""
+    return i.to(tl.float32, bitcast=True)
+''',
+)
+helper(
+    "group_max",
+    '''
+@triton.jit
+def group_max(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, N, B): the largest of each N, flat."""
+    return tl.reshape(tl.max(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1), (x.shape[0] // N,))
+''',
+)
+helper(
+    "add_halves",
+    '''
+@triton.jit
+def add_halves(x, B: tl.constexpr):
+    """Flat x seen as (A, 2, B): the sums of the two, flat. One step of a pairwise sum."""
+    return tl.reshape(tl.sum(tl.reshape(x, (x.shape[0] // (2 * B), 2, B)), 1), (x.shape[0] // 2,))
+''',
+)
+helper(
+    "repeat",
+    '''
+@triton.jit
+def repeat(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, 1, B), each N times: flat."""
+    A: tl.constexpr = x.shape[0] // B
+    return tl.reshape(tl.broadcast_to(tl.reshape(x, (A, 1, B)), (A, N, B)), (x.shape[0] * N,))
+''',
+)
+helper(
+    "butterfly",
+    '''
+@triton.jit
+def butterfly(x, B: tl.constexpr):
+    """One stage of a Hadamard transform: flat x seen as (A, 2, B), [a, b] becomes [a + b, a - b]."""
+    pairs = tl.reshape(x, (x.shape[0] // (2 * B), 2, B))
+    pattern = pairs.to(tl.uint32, bitcast=True)
+    # The partner of each: the sum of both bit patterns less its own. Folded away in one thread, one shuffle between two.
+    partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
+    sign = 1.0 - 2.0 * tl.arange(0, 2).to(tl.float32)
+    return tl.reshape(pairs * sign[None, :, None] + partner, (x.shape[0],))
+''',
+)
+helper(
+    "round_bf16",
+    '''
+@triton.jit
+def round_bf16(x):
+    """FP32 rounded to the nearest BF16, still FP32."""
+    i = bits(x)
+    return tl.where(tl.abs(x) < float("inf"), floats((i + 0x7FFF + ((i >> 16) & 1)) & -0x10000), x)
+''',
+)
+helper(
+    "to_bf16",
+    '''
+@triton.jit
+def to_bf16(x):
+    """FP32 to the nearest BF16, by its bits: the interpreter's own conversion truncates."""
+    return (bits(round_bf16(x)) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+''',
+)
+helper(
+    "with_sign",
+    '''
+@triton.jit
+def with_sign(magnitude, x):
+    """The magnitude with the sign bit of x, -0.0 included."""
+    return floats(bits(magnitude) | (bits(x) & -0x80000000))
+''',
+)
+helper(
+    "round_e2m1",
+    '''
+@triton.jit
+def round_e2m1(a):
+    """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
+    a = tl.minimum(a, 6.0)
+    binade = bits(tl.maximum(a, 1.0)) & 0x7F800000  # 1, 2 or 4: below 1 the step is that of [1, 2)
+    magic = floats(binade + 0x0B400000)  # 1.5 * 2^22 times the binade, one unit of which is the step
+    t = a + magic
+    return t - magic, (bits(t) + (binade >> 22) + 2) & 7
+''',
+)
+helper(
+    "round_e2m1_stochastic",
+    '''
+@triton.jit
+def round_e2m1_stochastic(a, word):
+    """Magnitudes to E2M1, saturating; up where the word's upper 24 bits are below the fraction: (value FP32, code int32)."""
+    a = tl.minimum(a, 6.0)
+    binade = bits(tl.maximum(a, 1.0)) & 0x7F800000
+    # The magnitude in steps, times 2^24. Rounded up it is above k just where it is itself: the draw is k < fraction.
+    fixed = tl.ceil(a * floats((152 << 23) - (binade - (127 << 23)))).to(tl.int32)
+    n = (fixed + ((word ^ 0xFFFFFFFF) >> 8).to(tl.int32)) >> 24
+    value = (floats(n + 0x4B000000) - 8388608.0) * floats(binade - (1 << 23))
+    return value, (n + (binade >> 22) + 2) & 7
+''',
+)
+helper(
+    "round_exmy",
+    '''
+@triton.jit
+def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
+    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
+    a = tl.where(a < TOP, a, TOP)
+    # Binades above the first, in which the subnormals lie on the same grid.
+    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
+    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
+    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
+    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+''',
+)
+helper(
+    "round_exmy_stochastic",
+    '''
+@triton.jit
+def round_exmy_stochastic(a, word, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
+    """Magnitudes to a format of M mantissa bits, up where uniform(word) is below the fraction: (value FP32, code int32)."""
+    a = tl.where(a < TOP, a, TOP)
+    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
+    t = a * floats(((126 + M + BIAS) << 23) - above)
+    low = tl.floor(t)
+    n = low + (uniform(word) < t - low).to(tl.float32)
+    value = n * floats(above + ((128 - BIAS - M) << 23))
+    return value, (above >> (23 - M)) + n.to(tl.int32)
+''',
+)
+helper(
+    "round_e8m0",
+    '''
+@triton.jit
+def round_e8m0(a, TOP: tl.constexpr):
+    """Magnitudes to the nearest power of two, 1.5 upwards: (value FP32, code int32). Zero is 2^-127."""
+    i = bits(tl.where(a < TOP, a, TOP))
+    code = tl.minimum(tl.where(i < 0x00800000, (i >= 0x00600000).to(tl.int32), (i + 0x00400000) >> 23), 254)
+    return e8m0_value(code), code
+''',
+)
+helper(
+    "e8m0_value",
+    '''
+@triton.jit
+def e8m0_value(code):
+    """2^(code - 127) of codes 0..254."""
+    return floats(tl.maximum(code << 23, 0x00400000))
+''',
+)
+helper(
+    "e8m0_inverse",
+    '''
+@triton.jit
+def e8m0_inverse(code):
+    """2^(127 - code) of codes 0..254."""
+    return floats(tl.maximum((254 - code) << 23, 0x00400000))
+''',
+)
+helper(
+    "exmy_value",
+    '''
+@triton.jit
+def exmy_value(code, M: tl.constexpr, BIAS: tl.constexpr, NAN: tl.constexpr):
+    """Codes (int32) of an unsigned format of M mantissa bits to FP32; the code NAN to NaN."""
+    normal = floats((code << (23 - M)) + ((127 - BIAS) << 23))
+    subnormal = code.to(tl.float32) * floats(tl.full((1,), (128 - BIAS - M) << 23, tl.int32))
+    value = tl.where(code < (1 << M), subnormal, normal)
+    return tl.where(code == NAN, float("nan"), value)
+''',
+)
+helper(
+    "element_value",
+    '''
+@triton.jit
+def element_value(code):
+    """E2M1 codes (int32, 0..15) to FP32."""
+    m = code & 7
+    # Codes 2..7 are floats of one mantissa bit; 1 is the subnormal 0.5.
+    magnitude = tl.where(m < 2, m.to(tl.float32) * 0.5, floats((m << 22) + (126 << 23)))
+    return floats(bits(magnitude) | ((code & 8) << 28))
+''',
+)
+helper(
+    "philox",
+    '''
+@triton.jit
+def philox(counter, stream, seed, site):
+    """Philox4x32-10: four random words (uint32) of each counter (int64)."""
+    c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    c2 = tl.full(counter.shape, stream, tl.uint32)
+    c3 = tl.zeros(counter.shape, tl.uint32)
+    k0, k1 = seed, site
+    for _ in tl.static_range(10):
+        p0, p1 = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c1 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0, p1.to(tl.uint32)
+        c2, c3 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1, p0.to(tl.uint32)
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+''',
+)
+helper(
+    "interleave",
+    '''
+@triton.jit
+def interleave(a, b, c, d, N: tl.constexpr, G: tl.constexpr):
+    """Four (N, G): row 4i + j of the result (4N, G) is row i of the j-th."""
+    return tl.reshape(tl.permute(tl.join(tl.join(a, b), tl.join(c, d)), (0, 3, 2, 1)), (4 * N, G))
+''',
+)
+helper(
+    "element_words",
+    '''
+@triton.jit
+def element_words(first, stream, seed, site, U: tl.constexpr):
+    """Random words of U consecutive elements from each index of `first` (G,), multiples of 4: (U, G)."""
+    counter = (first // 4)[None, :] + tl.arange(0, U // 4)[:, None]
+    a, b, c, d = philox(counter, stream, seed, site)
+    return interleave(a, b, c, d, U // 4, first.shape[0])
+''',
+)
+helper(
+    "any_words",
+    '''
+@triton.jit
+def any_words(index, stream, seed, site):
+    """Random words of elements of any index, of the shape of `index`; four are drawn for each."""
+    a, b, c, d = philox(index // 4, stream, seed, site)
+    j = index % 4
+    return tl.where(j < 2, tl.where(j == 0, a, b), tl.where(j == 2, c, d))
+''',
+)
+helper(
+    "uniform",
+    '''
+@triton.jit
+def uniform(word):
+    """FP32 in [0, 1) from the upper 24 bits of random words."""
+    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+''',
+)

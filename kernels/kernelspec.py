@@ -1,0 +1,110 @@
+"""What one generated kernel does: a frozen value that its source is a function of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fp4.runtime.spec import FP8, MXFP4, NVFP4, Quantizer, Rotation, SpecError
+
+OUTPUTS = ("packed", "decoded", "rotated", "amax")
+DTYPES = ("bf16", "fp32", "e4m3", "e5m2")
+INPUTS = ("bf16", "fp16", "fp32", "nvfp4")
+MEMORY = ("rows", "columns")
+SCALE_LAYOUTS = ("plain", "swizzled")
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel over an operand (R, C), contracted dimension last, whatever its strides.
+
+    quantizer: what it quantizes to; None with output "rotated" or "amax".
+    rotation: applied before everything else, or None.
+    output: "packed", codes and scales; "decoded", code times block scale, never packed; "rotated", the rotated operand; "amax",
+        its largest finite magnitude.
+    dtype: of the decoded or rotated values; e4m3 and e5m2 for the decoded values of MXFP4 (exact within their range, saturating
+        beyond).
+    scaled: decoded values times the tensor scale.
+    memory: what lies together in memory, "rows" of the operand or its "columns" (the operand is a transpose); only speed
+        depends on it.
+    input: bf16, fp16, fp32; or "nvfp4", packed NVFP4 codes with their 1x16 scales, decoded without the tensor scale.
+    aligned: C (rotated: after padding) is a multiple of 4, so one counter's four words go to neighbours.
+    scale_layout: "plain", or "swizzled" (the tensor cores').
+    """
+
+    quantizer: Quantizer | None
+    rotation: Rotation | None = None
+    output: str = "packed"
+    dtype: str = "bf16"
+    scaled: bool = False
+    memory: str = "rows"
+    input: str = "bf16"
+    aligned: bool = True
+    scale_layout: str = "plain"
+
+    def __post_init__(self) -> None:
+        choices = (
+            ("output", OUTPUTS),
+            ("dtype", DTYPES),
+            ("memory", MEMORY),
+            ("input", INPUTS),
+            ("scale_layout", SCALE_LAYOUTS),
+        )
+        for field, allowed in choices:
+            if getattr(self, field) not in allowed:
+                raise SpecError(f"kernel {field}={getattr(self, field)!r}; write one of {', '.join(allowed)}")
+        q = self.quantizer
+        if (q is None) != (self.output in ("rotated", "amax")):
+            raise SpecError(
+                f"output={self.output!r}, quantizer={q}; write None for rotated and amax, a quantizer for packed and decoded"
+            )
+        if self.output == "rotated" and self.rotation is None:
+            raise SpecError("output='rotated' needs a rotation, e.g. Rotation(16)")
+        if self.dtype in ("e4m3", "e5m2") and not (self.output == "decoded" and isinstance(q, MXFP4) and not self.scaled):
+            raise SpecError(f"dtype={self.dtype!r} is for decoded MXFP4, whose scale is a power of two; write bf16 or fp32")
+        if q is not None and q.outer and (q.outer & (q.outer - 1)):
+            raise SpecError(f"{q}: the kernels need outer to be a power of two, e.g. 128")
+        if self.scale_layout == "swizzled" and (self.output != "packed" or q is None or q.scale_format == "fp32"):
+            raise SpecError("scale_layout='swizzled' is for the one-byte scales of packed output; write 'plain'")
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return (1, 16) if self.quantizer is None else (self.quantizer.block[0], self.quantizer.block[1])
+
+    @property
+    def unit(self) -> int:
+        """Consecutive columns that one thread holds: 16, or a smaller block."""
+        return min(16, self.block[1])
+
+    @property
+    def block_units(self) -> int:
+        """Units in a row of a block."""
+        return self.block[1] // self.unit
+
+    @property
+    def rotation_units(self) -> int:
+        """Units that are rotated together."""
+        return 1 if self.rotation is None else max(1, self.rotation.size // self.unit)
+
+    @property
+    def outer_units(self) -> int:
+        """Units that share an outer scale; 0 without one."""
+        return 0 if self.quantizer is None else self.quantizer.outer // self.unit
+
+    @property
+    def least_tile(self) -> tuple[int, int]:
+        """The least rows and units of a tile; tiles are powers of two."""
+        return self.block[0], max(self.block_units, self.rotation_units, self.outer_units, 1)
+
+    @property
+    def writes_tensor_scale(self) -> bool:
+        """Does the kernel compute the tensor scale? Where it is a constant of the quantizer, it does not."""
+        return isinstance(self.quantizer, NVFP4) and self.quantizer.needs_amax
+
+    @property
+    def draws_elements(self) -> bool:
+        return self.quantizer is not None and self.quantizer.rounding == "stochastic"
+
+    @property
+    def fp8_blocks(self) -> bool:
+        """FP32 block scales?"""
+        return isinstance(self.quantizer, FP8)

@@ -1,0 +1,60 @@
+"""What a kernel is generated for: a GPU architecture, or Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+# Architectures with cvt.rn.satfinite.e2m1x2.f32, and those that have cvt.rs as well.
+NATIVE_E2M1 = ("sm_100a", "sm_103a", "sm_120a", "sm_121a")
+NATIVE_STOCHASTIC = ("sm_100a", "sm_103a")
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", *NATIVE_E2M1)
+INTERPRETER = "interpreter"
+
+
+class TargetError(ValueError):
+    """A target that is unknown, or cannot do what is asked."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """name: of `TARGETS`, or "interpreter" (the CPU, for tests)."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in (*TARGETS, INTERPRETER):
+            raise TargetError(f"target {self.name!r}; write one of {', '.join((*TARGETS, INTERPRETER))}")
+
+    @property
+    def capability(self) -> int:
+        """Compute capability times ten, e.g. 90. Raises TargetError for the interpreter."""
+        if self.name == INTERPRETER:
+            raise TargetError("the interpreter has no compute capability; name a GPU architecture such as sm_90")
+        return int(self.name.removeprefix("sm_").removesuffix("a"))
+
+    @property
+    def native_e2m1(self) -> bool:
+        """Has it an instruction that rounds to E2M1?"""
+        return self.name in NATIVE_E2M1
+
+    @property
+    def native_stochastic(self) -> bool:
+        """Has it an instruction that rounds to E2M1 stochastically?"""
+        return self.name in NATIVE_STOCHASTIC
+
+
+def target_of(device: torch.device) -> Target:
+    """The target of a tensor's device. Raises TargetError for a device that no kernel is generated for."""
+    if device.type == "cuda" and torch.version.cuda is not None:
+        major, minor = torch.cuda.get_device_capability(device)
+        name = f"sm_{major}{minor}"
+        return Target(name + "a" if major >= 10 else name)
+    if device.type == "cpu":
+        import triton
+
+        if triton.knobs.runtime.interpret:
+            return Target(INTERPRETER)
+        raise TargetError("a tensor on the CPU; move it to a CUDA device, or set TRITON_INTERPRET=1 before triton is imported")
+    raise TargetError(f"no kernels for {device}; move the tensor to a CUDA device of compute capability 8.0 or higher")

@@ -1,0 +1,35 @@
+"""How large a tile a program takes: rows, units and warps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.target import INTERPRETER, Target
+
+
+@dataclass(frozen=True)
+class Tile:
+    """rows x units (KernelSpec.unit columns each), powers of two, by `warps` warps."""
+
+    rows: int
+    units: int
+    warps: int = 4
+
+
+def tile_of(spec: KernelSpec, target: Target) -> Tile:
+    """The usual tile of a kernel."""
+    least_rows, least_units = spec.least_tile
+    if target.name == INTERPRETER:
+        return Tile(max(least_rows, 64), max(least_units, 16), 1)
+    if spec.memory == "rows":
+        # 512 columns, so that a warp's 32 loads of 16 bytes follow each other; two units a thread of four warps.
+        units = max(least_units, 512 // spec.unit)
+        rows = max(least_rows, 4096 // (units * spec.unit))
+    elif least_units > 4:
+        # A warp holds all the units that are rotated together.
+        rows, units = max(least_rows, 32), max(least_units, 32)
+    else:
+        # Eight rows and one unit a thread: 128 bytes of each column are read together, 128 bytes of codes written.
+        rows, units = max(least_rows, 64), max(least_units, 16)
+    return Tile(rows, units, 8 if rows * units * spec.unit > 16384 else 4)

@@ -1,0 +1,121 @@
+"""Lines of a kernel, and how tiles are viewed in them.
+
+A tile is (U, TR * TB): U columns of each unit, the units numbered along memory. One value a unit is flat, (TR * TB,); one a
+block is flat too, in the same order.
+"""
+
+from __future__ import annotations
+
+from fp4.kernels.helpers import HELPERS, used
+from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.target import Target
+
+
+class Writer:
+    """The lines of a kernel so far, the helpers that they call, and its parameters in the order of their first use."""
+
+    def __init__(self, spec: KernelSpec, target: Target) -> None:
+        self.spec, self.target = spec, target
+        self.lines: list[str] = []
+        self.helpers: list[str] = []
+        self.pointers = ["x_ptr"]
+        self.scalars = ["rows", "columns", "stride_r", "stride_c"]
+
+    def module(self, title: str) -> str:
+        """The text of the module: helpers, then the kernel of the lines so far."""
+        functions = "\n\n\n".join(HELPERS[name] for name in used(self.helpers))
+        parameters = ", ".join([*self.pointers, *self.scalars, "TR: tl.constexpr", "TB: tl.constexpr"])
+        fixed = [s for s in self.scalars if s.endswith("site")]
+        decorator = f"@triton.jit(do_not_specialize={fixed!r})" if fixed else "@triton.jit"
+        head = f'"""{title}"""\n\nimport triton\nimport triton.language as tl'
+        kernel = "\n".join([decorator, f"def kernel({parameters}):", *("    " + line if line else "" for line in self.lines)])
+        return "\n\n\n".join(filter(None, (head, functions, kernel))) + "\n"
+
+    def add(self, *lines: str) -> None:
+        self.lines.extend(lines)
+
+    def section(self, comment: str) -> None:
+        self.lines.extend(["", f"# {comment}"])
+
+    def call(self, name: str) -> str:
+        """The name of a helper, noted as used."""
+        if name not in self.helpers:
+            self.helpers.append(name)
+        return name
+
+    def pointer(self, name: str) -> str:
+        if name not in self.pointers:
+            self.pointers.append(name)
+        return name
+
+    def scalar(self, name: str) -> str:
+        if name not in self.scalars:
+            self.scalars.append(name)
+        return name
+
+    @property
+    def by_rows(self) -> bool:
+        return self.spec.memory == "rows"
+
+    def row_axis(self) -> tuple[int, str]:
+        """(N, B) that view a flat tensor of one value for `block_units` units as (A, N, B), N the rows of a block."""
+        rows, units = self.spec.block[0], self.spec.block_units
+        return rows, (f"TB // {units}" if units > 1 else "TB") if self.by_rows else "1"
+
+    def unit_axis(self, units: int) -> tuple[int, str]:
+        """(N, B) that view a flat tensor of one value a unit as (A, N, B), N the given count of neighbouring units."""
+        return units, "1" if self.by_rows else "TR"
+
+    def block_reduce(self, name: str, function: str = "group_max") -> None:
+        """From one value a unit to one a block."""
+        if self.spec.block_units > 1:
+            n, b = self.unit_axis(self.spec.block_units)
+            self.add(f"{name} = {self.call(function)}({name}, {n}, {b})")
+        if self.spec.block[0] > 1:
+            n, b = self.row_axis()
+            self.add(f"{name} = {self.call(function)}({name}, {n}, {b})")
+
+    def spread(self, name: str) -> str:
+        """The expression that turns one value a block into one a unit."""
+        if self.spec.block[0] > 1:
+            n, b = self.row_axis()
+            name = f"{self.call('repeat')}({name}, {n}, {b})"
+        if self.spec.block_units > 1:
+            n, b = self.unit_axis(self.spec.block_units)
+            name = f"{self.call('repeat')}({name}, {n}, {b})"
+        return name
+
+    def over(self, name: str) -> str:
+        """One value a unit, to broadcast over the tile."""
+        return f"{name}[None, :]" if name.isidentifier() else f"({name})[None, :]"
+
+    def tree_sum(self, name: str, value: str) -> None:
+        """The pairwise sum of a tile over each block, of the oracle's shape: columns are halved, then rows."""
+        self.add(f"{name} = tl.reshape({value}, ({self.spec.unit} * TR * TB,))")
+        half = self.call("add_halves")
+        units, unit = self.spec.block_units, self.spec.unit
+        inner = "" if self.by_rows else " * TR"
+        across = f"TR * TB // {units}" if units > 1 else "TR * TB"
+        j = units
+        while j > 1:
+            j //= 2
+            self.add(f"{name} = {half}({name}, {j}{inner})")
+        while unit > 1:
+            unit //= 2
+            self.add(f"{name} = {half}({name}, {unit} * {across})")
+        rows = self.spec.block[0]
+        while rows > 1:
+            rows //= 2
+            b = self.row_axis()[1]
+            self.add(f"{name} = {half}({name}, {rows} * {b})" if b != "1" else f"{name} = {half}({name}, {rows})")
+
+    def coordinates(self, row: str, column: str, block_rows: int, units: int) -> None:
+        """Row and column of the blocks of `block_rows` rows x `units` units, flat."""
+        if block_rows == units == 1:
+            self.add(f"{row}, {column} = row, unit")
+            return
+        tr = f"TR // {block_rows}" if block_rows > 1 else "TR"
+        tb = f"TB // {units}" if units > 1 else "TB"
+        self.add(f"b = tl.arange(0, ({tr}) * ({tb}))")
+        r, c = (f"b // ({tb})", f"b % ({tb})") if self.by_rows else (f"b % ({tr})", f"b // ({tr})")
+        self.add(f"{row} = (tile // tiles).to(tl.int64) * ({tr}) + {r}", f"{column} = tile % tiles * ({tb}) + {c}")
