@@ -76,6 +76,9 @@ def linear(k: int, n: int) -> dict[str, Any]:
     for name in ("bf16", *RECIPES):
         runs[name] = torch.compile(layer, backend="fp4", options={"policy": bare(name)})
     runs["nvfp4, oracle by Inductor"] = torch.compile(layer, backend="fp4", options={"policy": bare("nvfp4"), "kernels": False})
+    for name in ("bf16", *RECIPES):
+        graphed: Any = {"policy": bare(name), "mode": "reduce-overhead"}
+        runs[f"{name}, CUDA graphs"] = torch.compile(layer, backend="fp4", options=graphed)
     rival = torch.compile(lambda t: Afternoon.apply(t, layer.weight))
     runs["rival: plain fake quantizer"] = rival
     times: dict[str, Any] = {}
@@ -83,6 +86,7 @@ def linear(k: int, n: int) -> dict[str, Any]:
         torch._dynamo.reset()
 
         def step(run: Callable[..., Any] = run) -> None:
+            torch.compiler.cudagraph_mark_step_begin()
             x.grad = layer.weight.grad = None
             run(x).backward(dy)
 

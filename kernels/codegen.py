@@ -472,5 +472,5 @@ class _Kernel(Writer):
         output = f"{spec.output} {spec.dtype}" if spec.output in ("decoded", "rotated") else spec.output
         return (
             f"{what}: {output}{scaled}, {spec.memory} together in memory, for {self.target.name}.\n\n"
-            f"A program takes TR rows x TB units of {spec.unit} columns. Compile with enable_fp_fusion=False.\n"
+            f"A program takes TR rows x TB units of {spec.unit} columns. Compile with build.COMPILE_OPTIONS.\n"
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp4.kernels.build import build
+from fp4.kernels.build import COMPILE_OPTIONS, build
 from fp4.kernels.codegen import source
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target
@@ -63,7 +63,7 @@ def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes),
         target=GPUTarget("cuda", target.capability, 32),
-        options={"num_warps": tile.warps, "enable_fp_fusion": False},
+        options={"num_warps": tile.warps, **COMPILE_OPTIONS},
     )
     return _inspect(compiled)
 

@@ -2,7 +2,8 @@
 
 Rounding is by arithmetic that no compiler may change: adding and subtracting 1.5 * 2^23 rounds to an integer, half to even, by
 the FP32 adder alone; a binade's power of two is read from the bits of the float. Divisions are ``tl.div_rn`` (div.rn.f32, IEEE;
-Triton's ``/`` is approximate). Kernels are compiled with enable_fp_fusion=False, so that no product and sum are contracted.
+Triton's ``/`` is approximate). Kernels are compiled with build.COMPILE_OPTIONS: no product and sum are contracted, nothing is
+flushed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp4.kernels.build import build, require_triton
+from fp4.kernels.build import COMPILE_OPTIONS, build, require_triton
 from fp4.kernels.codegen import source
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target, target_of
@@ -218,7 +218,7 @@ def launch(
         return kernel[grid](
             **{name: arguments[name] for name in kernel.arg_names},
             num_warps=tile.warps,
-            enable_fp_fusion=False,
+            **COMPILE_OPTIONS,
         )
 
 

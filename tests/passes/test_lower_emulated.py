@@ -69,5 +69,5 @@ def test_the_reference_lowering_leaves_the_kernels() -> None:
         before = ops(new)
         assert LowerReference().run(new)
         assert {n: c for n, c in ops(new).items() if n.startswith("fp4::")} == {
-            n: before[n] for n in ("fp4::fake_quantize", "fp4::rotate_quantize") if before[n]
+            n: before[n] for n in ("fp4::fake_quantize", "fp4::rotate_quantize", "fp4::seed") if before[n]
         }

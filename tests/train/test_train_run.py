@@ -216,7 +216,7 @@ def test_a_crash_while_saving_leaves_the_last_checkpoint(trainer: Any, monkeypat
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"recipes": ("bf16", "nvfp5")}, r"unknown recipe nvfp5; write one or several of bf16, .*nvfp4"),
+        ({"recipes": ("bf16", "nvfp5")}, r"unknown recipe nvfp5; write one or several of all_the_way, bf16, .*nvfp4"),
         ({"mode": "fast"}, r"mode='fast'; write one of default, "),
         ({"options": {"stricter": True}}, r"backend fp4 has no option 'stricter'; its options: recipe, "),
         ({"data": ("/absent",)}, r"--data /absent does not exist"),
