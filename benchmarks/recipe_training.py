@@ -38,6 +38,7 @@ def main() -> None:
             "X saved, bytes over BF16's": saved[name]["saved bytes"] / saved["bf16"]["saved bytes"],
         }
     kept = {k: run[k] for k in ("machine", "versions", "settings")}
+    kept["settings"].pop("out")
     (RESULTS / "recipe_training.json").write_text(json.dumps({**kept, "recipes": table}, indent=1) + "\n")
     plot.draw(run, PLOT)
     base = table["bf16"]["step milliseconds"]
