@@ -31,7 +31,7 @@ from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import target_of
 from fp4.kernels.tiles import Tile, tile_of
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation
-from tests.kernels.equality import differences
+from tests.kernels.equality import differences, recipe_operands, supported
 from tests.runtime.cases import DATA, QUANTIZERS, SHAPES, gaussian
 
 SEED, SITE = 5, 3
@@ -42,18 +42,8 @@ H16, H128 = Rotation(16, signs="fixed"), Rotation(128, signs="fresh", bf16=False
 
 def operands() -> list[tuple[Quantizer, Rotation | None]]:
     """What the recipes quantize, and every quantizer of the tests without a rotation."""
-    import fp4
-    from fp4.passes.recipes import describe
-
-    found: dict[tuple[Quantizer, Rotation | None], None] = {}
-    for name in fp4.recipes():
-        policy = describe(name).policy
-        for precision in (policy.precision, *(phase.precision for _, phase in policy.phases)):
-            for gemm in precision.gemms().values():
-                for operand in (gemm.first, gemm.second) if gemm is not None else ():
-                    if operand.quantizer is not None:
-                        found[operand.quantizer, gemm.rotation] = None
-    found.update(((q, None), None) for q in QUANTIZERS if not q.outer & (q.outer - 1))
+    found = dict.fromkeys(recipe_operands())
+    found.update(((q, None), None) for q in QUANTIZERS if supported(q))
     return list(found)
 
 

@@ -39,8 +39,11 @@ def main() -> None:
         }
     kept = {k: run[k] for k in ("machine", "versions", "settings")}
     kept["settings"].pop("out")
-    (RESULTS / "recipe_training.json").write_text(json.dumps({**kept, "recipes": table}, indent=1) + "\n")
-    plot.draw(run, PLOT)
+    seed = run["settings"]["seed"]
+    name_of_run = "recipe_training" + (f"_seed{seed}" if seed else "")
+    (RESULTS / f"{name_of_run}.json").write_text(json.dumps({**kept, "recipes": table}, indent=1) + "\n")
+    if not seed:
+        plot.draw(run, PLOT)
     base = table["bf16"]["step milliseconds"]
     head = ("recipe", "held-out loss", "gap, training", "gap, held-out", "step over bf16's", "X saved, of BF16's")
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")

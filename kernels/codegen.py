@@ -15,7 +15,7 @@ from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import INTERPRETER, Target, TargetError
 from fp4.kernels.writer import Writer
 from fp4.runtime.formats import E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
-from fp4.runtime.reference import _MX_CARRY, _TOP_EXPONENT
+from fp4.runtime.reference import MX_CARRY, TOP_EXPONENT
 from fp4.runtime.rng import STREAM_ELEMENT, STREAM_SCALE, STREAM_SIGNS
 from fp4.runtime.rounding import ELEMENT_MAX, nan_code
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4
@@ -328,8 +328,8 @@ class _Kernel(Writer):
         if q.scale_rule == "quest":
             self.quest()
         else:
-            top = 0 if q.scale_rule == "range_fit" else _TOP_EXPONENT[q.element_dtype]
-            carry = f" + {_MX_CARRY[q.scale_rule]:#x}" if _MX_CARRY[q.scale_rule] else ""
+            top = 0 if q.scale_rule == "range_fit" else TOP_EXPONENT[q.element_dtype]
+            carry = f" + {MX_CARRY[q.scale_rule]:#x}" if MX_CARRY[q.scale_rule] else ""
             exponent = f"(bits(block_max){carry}) >> 23"
             exponent = f"({exponent}) - {top}" if top else exponent
             self.add(f"scale_code = tl.minimum(tl.maximum({exponent}, 0), 254)")

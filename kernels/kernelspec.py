@@ -8,7 +8,7 @@ from fp4.runtime.spec import FP8, MXFP4, NVFP4, Quantizer, Rotation, SpecError
 
 OUTPUTS = ("packed", "decoded", "rotated", "amax")
 DTYPES = ("bf16", "fp32", "e4m3", "e5m2")
-INPUTS = ("bf16", "fp16", "fp32", "nvfp4")
+INPUTS = ("bf16", "fp16", "fp32")
 MEMORY = ("rows", "columns")
 SCALE_LAYOUTS = ("plain", "swizzled")
 
@@ -26,7 +26,7 @@ class KernelSpec:
     scaled: decoded values times the tensor scale.
     memory: what lies together in memory, "rows" of the operand or its "columns" (the operand is a transpose); only speed
         depends on it.
-    input: bf16, fp16, fp32; or "nvfp4", packed NVFP4 codes with their 1x16 scales, decoded without the tensor scale.
+    input: bf16, fp16 or fp32.
     aligned: C (rotated: after padding) is a multiple of 4, so one counter's four words go to neighbours.
     scale_layout: "plain", or "swizzled" (the tensor cores').
     """

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Architectures with cvt.rn.satfinite.e2m1x2.f32, and those that have cvt.rs as well.
-NATIVE_E2M1 = ("sm_100a", "sm_103a", "sm_120a", "sm_121a")
-NATIVE_STOCHASTIC = ("sm_100a", "sm_103a")
-TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", *NATIVE_E2M1)
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100a", "sm_103a", "sm_120a", "sm_121a")
 INTERPRETER = "interpreter"
 
 
@@ -33,16 +30,6 @@ class Target:
         if self.name == INTERPRETER:
             raise TargetError("the interpreter has no compute capability; name a GPU architecture such as sm_90")
         return int(self.name.removeprefix("sm_").removesuffix("a"))
-
-    @property
-    def native_e2m1(self) -> bool:
-        """Has it an instruction that rounds to E2M1?"""
-        return self.name in NATIVE_E2M1
-
-    @property
-    def native_stochastic(self) -> bool:
-        """Has it an instruction that rounds to E2M1 stochastically?"""
-        return self.name in NATIVE_STOCHASTIC
 
 
 def target_of(device: torch.device) -> Target:

@@ -35,8 +35,8 @@ from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation, Spec
 
 # Added to the bits of a block's amax, these carry into the exponent where the rule rounds the scale up: from a significand of
 # 1.75, of 1.8125, above 1.5 (E2M1's maximum is 1.5 * 2^2), above 1.75 (E4M3's and E5M2's are 1.75 * 2^8 and 1.75 * 2^15).
-_MX_CARRY = {"floor": 0, "range_fit": 0, "even": 0x200000, "uos": 0x180000, "ceil": 0x3FFFFF, "rceil": 0x1FFFFF}
-_TOP_EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}
+MX_CARRY = {"floor": 0, "range_fit": 0, "even": 0x200000, "uos": 0x180000, "ceil": 0x3FFFFF, "rceil": 0x1FFFFF}
+TOP_EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}
 
 # (code values, codes, block scales, scale codes, tensor scale): two in blocks, two of (row blocks, column blocks), one 0-d.
 Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -381,5 +381,5 @@ def _mx_scale(xb: Tensor, block_max: Tensor, q: MXFP4 | MXFP8) -> Tensor:
         sigma = (_tree_sum(centred * centred, q.block) * (1.0 / size)).sqrt()
         field = (bits(sigma * (QUEST_SIGMA / E2M1_MAX) + 1e-8) >> 23) & 0xFF  # a NaN of overflowed sums may have the sign bit
         return torch.where(block_max > 0.0, field.clamp(max=254), 0)
-    top = 0 if q.scale_rule == "range_fit" else _TOP_EXPONENT[q.element_dtype]
-    return (((bits(block_max) + _MX_CARRY[q.scale_rule]) >> 23) - top).clamp(min=0, max=254)
+    top = 0 if q.scale_rule == "range_fit" else TOP_EXPONENT[q.element_dtype]
+    return (((bits(block_max) + MX_CARRY[q.scale_rule]) >> 23) - top).clamp(min=0, max=254)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fp4
 from fp4.kernels import quantize as kernels
+from fp4.passes.recipes import describe
 from fp4.runtime import reference
 from fp4.runtime.layout import swizzle
 from fp4.runtime.rounding import nan_code
@@ -23,6 +25,23 @@ def equal_codes(got: Tensor, want: Tensor, scales: Tensor, q: Quantizer) -> bool
     width = q.block[1] // 2 if q.packed else q.block[1]
     dead = dead.repeat_interleave(q.block[0], 0)[: got.shape[0]].repeat_interleave(width, 1)
     return bool(((got == want) | dead).all())
+
+
+def supported(q: Quantizer) -> bool:
+    return not q.outer & (q.outer - 1)
+
+
+def recipe_operands() -> list[tuple[Quantizer, Rotation | None]]:
+    """(quantizer, rotation) of every operand of every recipe and phase, each once."""
+    found: dict[tuple[Quantizer, Rotation | None], None] = {}
+    for name in fp4.recipes():
+        policy = describe(name).policy
+        for precision in (policy.precision, *(phase.precision for _, phase in policy.phases)):
+            for gemm in precision.gemms().values():
+                for operand in (gemm.first, gemm.second) if gemm is not None else ():
+                    if operand.quantizer is not None:
+                        found[operand.quantizer, gemm.rotation] = None
+    return list(found)
 
 
 def differences(

@@ -9,31 +9,13 @@ from hypothesis import strategies as st
 
 import fp4
 from fp4.kernels import quantize as kernels
-from fp4.passes.recipes import describe
 from fp4.runtime import reference
 from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation
-from tests.kernels.equality import differences
+from tests.kernels.equality import differences, recipe_operands, supported
 from tests.runtime.cases import DATA, QUANTIZERS, SHAPES, gaussian, same_bits
 from tests.runtime.strategies import operands, quantizers, rotations
 
 SEED, SITE = torch.tensor([5]), 3
-
-
-def supported(q: Quantizer) -> bool:
-    return not q.outer & (q.outer - 1)
-
-
-def recipe_operands() -> list[tuple[Quantizer, Rotation | None]]:
-    """(quantizer, rotation) of every operand of every recipe and phase, each once."""
-    found: dict[tuple[Quantizer, Rotation | None], None] = {}
-    for name in fp4.recipes():
-        policy = describe(name).policy
-        for precision in (policy.precision, *(phase.precision for _, phase in policy.phases)):
-            for gemm in precision.gemms().values():
-                for operand in (gemm.first, gemm.second) if gemm is not None else ():
-                    if operand.quantizer is not None:
-                        found[operand.quantizer, gemm.rotation] = None
-    return list(found)
 
 
 @pytest.mark.parametrize("data", DATA)
