@@ -1,4 +1,4 @@
-"""The command line: ``fp4 train``, ``fp4 recipes``."""
+"""The command line: ``fp4 train``, ``fp4 recipes``, ``fp4 kernels``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fp4.kernels_cli import kernels
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 MODEL, TEXT, TRAINING, RUN = "The model", "The text", "Training", "The run"
 SIZES_HELP = "tiny (2 layers of 128), small (4 of 256), medium (6 of 640) or large (12 of 768)"
 WITH_RESUME = {"resume", "out", "report"}
+
+app.command()(kernels)
 
 
 def main() -> None:

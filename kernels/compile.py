@@ -1,17 +1,12 @@
-"""Compile kernels for an architecture without a GPU, and read what the assembler made of them."""
+"""Compile a generated kernel for an architecture, without a GPU."""
 
 from __future__ import annotations
 
-import collections
-import re
-import subprocess
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fp4.kernels.build import COMPILE_OPTIONS, build
 from fp4.kernels.codegen import source
+from fp4.kernels.inspection import Candidate, Compiled, inspect
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target
 from fp4.kernels.tiles import Tile, tile_of
@@ -20,29 +15,6 @@ _POINTER = {
     "x_ptr": {"bf16": "*bf16", "fp16": "*fp16", "fp32": "*fp32"},
     "y_ptr": {"bf16": "*bf16", "fp32": "*fp32", "e4m3": "*u8", "e5m2": "*u8"},
 }
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_.]+)", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What one kernel is on one architecture.
-
-    registers: of a thread. shared: bytes of a program. spills: bytes a thread of local memory. stack: bytes a thread.
-    instructions: SASS opcodes by count, static.
-    """
-
-    registers: int
-    shared: int
-    spills: int
-    stack: int
-    conversions: int
-    instructions: dict[str, int]
-    ptx: str
-    ttgir: str
-
-    def count(self, pattern: str) -> int:
-        """Static SASS instructions whose opcode matches the pattern from its start."""
-        return sum(n for name, n in self.instructions.items() if re.match(pattern, name))
 
 
 def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -> Compiled:
@@ -65,7 +37,7 @@ def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -
         target=GPUTarget("cuda", target.capability, 32),
         options={"num_warps": tile.warps, **COMPILE_OPTIONS},
     )
-    return _inspect(compiled)
+    return inspect(compiled)
 
 
 def _type(name: str, spec: KernelSpec) -> str:
@@ -83,26 +55,30 @@ def _type(name: str, spec: KernelSpec) -> str:
     return {"seed_ptr": "*i64", "tensor_scale_ptr": "*fp32"}.get(name, "i32")
 
 
-def _inspect(compiled: Any) -> Compiled:
-    import triton
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-
-        def run(option: str) -> str:
-            return subprocess.run([str(tool), option, file.name], capture_output=True, text=True, check=True).stdout
-
-        usage, sass = run("-res-usage"), run("-sass")
-    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    return Compiled(
-        registers=found["REG"],
-        shared=compiled.metadata.shared,
-        spills=found["LOCAL"],
-        stack=found["STACK"],
-        conversions=compiled.asm["ttgir"].count("ttg.convert_layout"),
-        instructions=dict(collections.Counter(_INSTRUCTION.findall(sass))),
-        ptx=compiled.asm["ptx"],
-        ttgir=compiled.asm["ttgir"],
+def candidate(spec: KernelSpec) -> Candidate:
+    """The kernel of `spec` with its usual tile, to be compiled and judged."""
+    return Candidate(
+        name=describe(spec),
+        family="quantize",
+        compile=lambda target: compile_kernel(spec, target),
+        source=lambda target: source(spec, target),
     )
+
+
+def describe(spec: KernelSpec) -> str:
+    """One line that tells a kernel from the others: "packed nvfp4 after hadamard, columns"."""
+    output = {"packed": "packed", "decoded": f"decoded {spec.dtype}", "rotated": "rotated", "amax": "amax"}[spec.output]
+    parts = [output, *([str(spec.quantizer)] if spec.quantizer else [])]
+    if spec.rotation is not None and spec.output != "rotated":
+        parts.append("after")
+    if spec.rotation is not None:
+        parts.append(str(spec.rotation))
+    text = " ".join(parts)
+    for word, said in (
+        ("with tensor scale", spec.scaled),
+        ("columns", spec.memory == "columns"),
+        ("swizzled scales", spec.scale_layout == "swizzled"),
+        (f"from {spec.input}", spec.input != "bf16"),
+    ):
+        text += f", {word}" if said else ""
+    return text

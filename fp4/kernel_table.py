@@ -1,0 +1,110 @@
+"""Which kernels a recipe needs on a target, compiled with no GPU and judged: the rows of ``fp4 kernels``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+import fp4
+from fp4.kernels.compile import candidate
+from fp4.kernels.inspection import Candidate, Row, examine
+from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.target import Target
+from fp4.passes.recipes import describe
+
+# The first and the second operand of each GEMM: does the contracted dimension lie along rows of memory, or along columns?
+MEMORY = {"fprop": ("rows", "rows"), "dgrad": ("rows", "columns"), "wgrad": ("columns", "columns")}
+FP4_MMA = ("sm_100a", "sm_103a", "sm_120a", "sm_121a")
+
+
+def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
+    """Every quantize kernel that the recipes' operands need, phases included, each once.
+
+    An operand is packed where it is saved, decoded where it is not; where the target multiplies FP4, it is also packed with
+    swizzled scales. The tensor amax, after the rotation, is a kernel of its own. Raises PolicyError for an unknown recipe.
+    """
+    found: dict[KernelSpec, None] = {}
+    for name in recipes:
+        policy = describe(name).policy
+        for precision in (policy.precision, *(phase.precision for _, phase in policy.phases)):
+            for gemm, operands in precision.gemms().items():
+                if operands is None:
+                    continue
+                for operand, memory in zip((operands.first, operands.second), MEMORY[gemm], strict=True):
+                    if (q := operand.quantizer) is None:
+                        continue
+                    usual = KernelSpec(q, operands.rotation, memory=memory)
+                    specs = [usual, dataclasses.replace(usual, output="decoded", scaled=bool(q.outer))]
+                    if target.name in FP4_MMA and q.scale_format != "fp32":
+                        specs.append(dataclasses.replace(usual, scale_layout="swizzled"))
+                    if q.needs_amax and not q.has_outer_scale:
+                        specs.append(KernelSpec(None, operands.rotation, output="amax", memory=memory))
+                    found.update(dict.fromkeys(specs))
+    return list(found)
+
+
+def candidates(recipes: Sequence[str], target: Target) -> list[Candidate]:
+    """Every kernel that a step under the recipes needs on the target."""
+    return [candidate(spec) for spec in quantize_specs(recipes or list(fp4.recipes()), target)]
+
+
+def rows(kernels: Iterable[Candidate], target: Target) -> Iterator[Row]:
+    """The kernels compiled and judged, one after the other."""
+    for kernel in kernels:
+        yield examine(kernel, target)
+
+
+HEAD = ("kernel", "registers", "shared", "spills", "stack", "conversions", "FP4 converts", "SASS")
+
+
+def _cells(row: Row, names: Sequence[str]) -> list[str]:
+    figures = (row.registers, row.shared, row.spills, row.stack, row.conversions, row.converts, row.instructions)
+    return [row.kernel, *(str(f) for f in figures), *(str(row.counts.get(name, "")) for name in names)]
+
+
+def _grid(found: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    names = list(dict.fromkeys(name for row in found for name in row.counts if name not in HEAD))
+    return [*HEAD, *names], [_cells(row, names) for row in found]
+
+
+def as_table(found: Sequence[Row], title: str) -> Table:
+    """A rich table; a kernel with a fault is red."""
+    head, lines = _grid(found)
+    table = Table(*head, box=None, title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row, line in zip(found, lines, strict=True):
+        table.add_row(*(escape(cell) for cell in line), style="red" if row.faults else None)
+    return table
+
+
+def as_text(found: Sequence[Row]) -> str:
+    """Columns of a fixed width, a line a kernel, whatever the terminal."""
+    head, lines = _grid(found)
+    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
+    text = [
+        [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))] for line in (head, *lines)
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in text)
+
+
+def as_markdown(found: Sequence[Row]) -> str:
+    head, lines = _grid(found)
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
+
+
+def as_json(found: Sequence[Row], target: Target) -> str:
+    return json.dumps({**versions(), "target": target.name, "kernels": [dataclasses.asdict(row) for row in found]}, indent=1)
+
+
+def versions() -> dict[str, Any]:
+    """What the figures depend on."""
+    import triton
+
+    return {"triton": triton.__version__, "fp4": fp4.__version__}
