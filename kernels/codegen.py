@@ -199,20 +199,20 @@ class _Kernel(Writer):
             return
         if q.rounding == "stochastic":
             self.draws()
-            self.add(f"value, code = {self.call('round_e2m1_stochastic')}(tl.abs({scaled}), word)")
+            self.add(f"value, code = {self.call('round_e2m1_stochastic')}(tl.abs({scaled}), draw)")
         else:
             self.add(f"value, code = {self.call('round_e2m1')}(tl.abs({scaled}))")
         self.add("code = code | (bits(x) >> 28) & 8")
 
     def draws(self) -> None:
-        """`word`: the random word of each element, of its index in the operand."""
+        """`draw`: 16 random bits of each element, of its index in the operand."""
         self.seed()
         self.scalar("site")
         u, tail = self.spec.unit, f"{STREAM_ELEMENT}, seed, site.to(tl.uint32)"
         if self.spec.aligned:
-            self.add(f"word = {self.call('element_words')}(row * width + unit * {u}, {tail}, {u})")
+            self.add(f"draw = {self.call('element_draws')}(row * width + unit * {u}, {tail}, {u})")
         else:
-            self.add(f"word = {self.call('any_words')}((row * width + unit * {u})[None, :] + k, {tail})")
+            self.add(f"draw = {self.call('any_draws')}((row * width + unit * {u})[None, :] + k, {tail})")
 
     def round_exmy(self, value: str, name: str, word: str | None = None) -> str:
         """The call that rounds magnitudes to a format."""

@@ -26,6 +26,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "butterfly": ("floats",),
     "element_words": ("philox", "interleave"),
     "any_words": ("philox",),
+    "element_draws": ("philox", "interleave"),
+    "any_draws": ("any_words",),
 }
 
 
@@ -153,15 +155,12 @@ helper(
     "round_e2m1_stochastic",
     '''
 @triton.jit
-def round_e2m1_stochastic(a, word):
-    """Magnitudes to E2M1, saturating; up where the word's upper 24 bits are below the fraction: (value FP32, code int32)."""
+def round_e2m1_stochastic(a, draw):
+    """Magnitudes to E2M1, saturating, up as draws of 16 bits say (runtime/rounding.py): (value FP32, code int32)."""
     a = tl.minimum(a, 6.0)
-    binade = bits(tl.maximum(a, 1.0)) & 0x7F800000
-    # The magnitude in steps, times 2^24. Rounded up it is above k just where it is itself: the draw is k < fraction.
-    fixed = tl.ceil(a * floats((152 << 23) - (binade - (127 << 23)))).to(tl.int32)
-    n = (fixed + ((word ^ 0xFFFFFFFF) >> 8).to(tl.int32)) >> 24
-    value = (floats(n + 0x4B000000) - 8388608.0) * floats(binade - (1 << 23))
-    return value, (n + (binade >> 22) + 2) & 7
+    below = tl.where(a < 1.0, 1.0, 0.0)  # there the step is that of [1, 2)
+    i = bits(a + below) + ((draw << 6) | 32)  # what is below the step, and the draw: the carry rounds up
+    return floats(i & -0x400000) - below, (i >> 22) - tl.where(a < 1.0, 254, 252)
 ''',
 )
 helper(
@@ -293,6 +292,29 @@ def any_words(index, stream, seed, site):
     a, b, c, d = philox(index // 4, stream, seed, site)
     j = index % 4
     return tl.where(j < 2, tl.where(j == 0, a, b), tl.where(j == 2, c, d))
+''',
+)
+helper(
+    "element_draws",
+    '''
+@triton.jit
+def element_draws(first, stream, seed, site, U: tl.constexpr):
+    """Draws of 16 bits for U consecutive elements from each index of `first` (G,), multiples of 8: (U, G), int32."""
+    counter = (first // 8)[None, :] + tl.arange(0, U // 8)[:, None]
+    a, b, c, d = philox(counter, stream, seed, site)
+    word = interleave(a, b, c, d, U // 8, first.shape[0])
+    pairs = tl.permute(tl.join((word & 0xFFFF).to(tl.int32), (word >> 16).to(tl.int32)), (0, 2, 1))
+    return tl.reshape(pairs, (U, first.shape[0]))
+''',
+)
+helper(
+    "any_draws",
+    '''
+@triton.jit
+def any_draws(index, stream, seed, site):
+    """Draws of 16 bits for elements of any index, of the shape of `index`, int32."""
+    word = any_words(index // 2, stream, seed, site)
+    return ((word >> (index % 2 * 16).to(tl.uint32)) & 0xFFFF).to(tl.int32)
 ''',
 )
 helper(

@@ -27,7 +27,7 @@ class KernelSpec:
     memory: what lies together in memory, "rows" of the operand or its "columns" (the operand is a transpose); only speed
         depends on it.
     input: bf16, fp16 or fp32.
-    aligned: C (rotated: after padding) is a multiple of 4, so one counter's four words go to neighbours.
+    aligned: C (rotated: after padding) is a multiple of 8, so one counter's eight draws go to neighbours.
     scale_layout: "plain", or "swizzled" (the tensor cores').
     """
 

@@ -179,7 +179,7 @@ class _Run:
             scaled=scaled,
             memory="columns" if x.stride(0) == 1 and x.stride(1) != 1 and x.shape[1] > 1 else "rows",
             input=INPUT[x.dtype],
-            aligned=self.width % 4 == 0,
+            aligned=self.width % 8 == 0,
             scale_layout=scale_layout,
         )
         launch(spec, self.target, x, self.width, self.seed, self.site, self.signs_site, pointers)

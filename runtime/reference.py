@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp4.runtime.formats import E2M1_MAX, E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
 from fp4.runtime.layout import Size, blocks, ceil_div, cut, materialize, pack, pad_to, unpack
-from fp4.runtime.rng import STREAM_ELEMENT, STREAM_SCALE, STREAM_SIGNS, uniform, words
+from fp4.runtime.rng import STREAM_SCALE, STREAM_SIGNS, halves, uniform, words
 from fp4.runtime.rounding import (
     ELEMENT_MAX,
     bits,
@@ -133,9 +133,9 @@ def quantize_values(
     """
     xb = blocks(x.float(), q.block)
     rows, columns = x.shape[0], xb.shape[2] * xb.shape[3]
-    u = None
+    r = None
     if q.rounding == "stochastic":
-        u = blocks(uniform(words(_need_seed(seed, q), site, x.shape, STREAM_ELEMENT, x.device)), q.block)
+        r = blocks(halves(_need_seed(seed, q), site, x.shape, x.device), q.block)
     largest = xb.abs().amax(dim=(1, 3))  # (row blocks, column blocks); NaN and Inf survive a maximum
     finite = largest < torch.inf
     block_max = torch.where(finite, largest, 0.0)
@@ -149,7 +149,7 @@ def quantize_values(
         elif q.four_six:
             v, code, s, scale_code, tensor_scale = _four_six(xb, block_max, tensor_max, q)
         else:
-            v, code, s, scale_code, tensor_scale = _nvfp4(xb, block_max, tensor_max, q, u)
+            v, code, s, scale_code, tensor_scale = _nvfp4(xb, block_max, tensor_max, q, r)
         if q.has_outer_scale:  # one of each group
             tensor_scale = tensor_scale[:, :: q.outer // q.block[1]].contiguous()
     elif isinstance(q, FP8):
@@ -159,7 +159,7 @@ def quantize_values(
         s = torch.where(finite, s, torch.nan)
         return cut(v, rows, columns), s, cut(materialize(code), rows, columns), s, tensor_scale
     elif isinstance(q, MXFP4 | MXFP8):
-        v, code, s, scale_code, tensor_scale = _mx(xb, block_max, q, u)
+        v, code, s, scale_code, tensor_scale = _mx(xb, block_max, q, r)
     else:
         raise SpecError(f"{q} has no arithmetic; write NVFP4, MXFP4, MXFP8 or FP8")
     scale_code = torch.where(finite, scale_code, nan_code(q.scale_format)).to(torch.uint8)
@@ -300,7 +300,7 @@ def _tree_sum(x: Tensor, block: tuple[int, ...]) -> Tensor:
     return x[:, 0, :, 0]
 
 
-def _nvfp4(xb: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, u: Tensor | None) -> Parts:
+def _nvfp4(xb: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, r: Tensor | None) -> Parts:
     """NVFP4 with one block scale a block, nearest or stochastic elements (NVIDIA 2509.25149, appendix B)."""
     s_enc = torch.ones_like(tensor_max)
     if q.tensor_scale:
@@ -311,7 +311,7 @@ def _nvfp4(xb: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, u: Tenso
     # Divisions, not reciprocal(): Triton's is approximate, and Inductor's setting for exact division leaves it so.
     tensor_scale = _constant(1.0, xb) / s_enc
     e = (_constant(1.0, xb) / (s * tensor_scale)).clamp(max=FLT_MAX)
-    v, code = round_element(xb * _spread(e), "e2m1", u)
+    v, code = round_element(xb * _spread(e), "e2m1", r)
     return v, code, s, scale_code, tensor_scale
 
 
@@ -359,7 +359,7 @@ def _ms_eden(y: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, seed: T
     return v, code, s, scale_code, tensor_scale
 
 
-def _mx(xb: Tensor, block_max: Tensor, q: MXFP4 | MXFP8, u: Tensor | None) -> Parts:
+def _mx(xb: Tensor, block_max: Tensor, q: MXFP4 | MXFP8, r: Tensor | None) -> Parts:
     """Power of two block scales (OCP Microscaling 1.0 and the rules of MXFP4.scale_rule, MXFP8.scale_rule)."""
     # The exponent is that of the block before the prescale, so that 3/4 keeps a maximum below 8 * 2^E within 6 * 2^E.
     scale_code = _mx_scale(xb, block_max, q)
@@ -368,7 +368,7 @@ def _mx(xb: Tensor, block_max: Tensor, q: MXFP4 | MXFP8, u: Tensor | None) -> Pa
     scaled = xb * _spread(e8m0_inverse(scale_code))
     if factor != 1.0:
         scaled = scaled * factor
-    v, code = round_element(scaled, q.element_dtype, u)
+    v, code = round_element(scaled, q.element_dtype, r)
     return v, code, e8m0_value(scale_code), scale_code, tensor_scale
 
 

@@ -43,21 +43,42 @@ def words(seed: Tensor, site: int | Tensor, shape: Sequence[int | torch.SymInt],
     """Random words of the elements of a contiguous tensor.
 
     seed: one int64 element, read on the device. site: which op of the graph draws, an int or an int64 0-d tensor.
-    stream: STREAM_ELEMENT, STREAM_SIGNS or STREAM_SCALE. Element i (linear) gets word i % 4 of counter (i // 4, stream).
+    stream: STREAM_SIGNS or STREAM_SCALE. Element i (linear) gets word i % 4 of counter (i // 4, stream).
 
     Returns int32 of `shape`: the 32 bits of each word.
     """
+    return _draws(seed, site, shape, stream, device, torch.int32)
+
+
+def halves(seed: Tensor, site: int | Tensor, shape: Sequence[int | torch.SymInt], device: torch.device) -> Tensor:
+    """Sixteen random bits of each element of a contiguous tensor, int32 in 0..65535: half a word of STREAM_ELEMENT.
+
+    Element i (linear) gets the low (i even) or the high half of word (i // 2) % 4 of counter (i // 8, STREAM_ELEMENT).
+    """
+    return _draws(seed, site, shape, STREAM_ELEMENT, device, torch.int16).to(torch.int32) & 0xFFFF
+
+
+def _draws(
+    seed: Tensor,
+    site: int | Tensor,
+    shape: Sequence[int | torch.SymInt],
+    stream: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The random bits of consecutive counters, read as `dtype`."""
     count: int | torch.SymInt = 1
     for size in shape:
         count = count * size
-    index = torch.arange((count + 3) // 4, dtype=torch.int64, device=device)
+    each = 16 // dtype.itemsize  # draws of one counter
+    index = torch.arange((count + each - 1) // each, dtype=torch.int64, device=device)
     zero = torch.zeros_like(index)
     if not isinstance(site, Tensor):
         site = torch.full((), site & MASK, dtype=torch.int64, device=device)
     w0, w1, w2, w3 = philox((index & MASK, index >> 32, zero + stream, zero), (seed.reshape(()).to(device) & MASK, site))
-    # Two words an int64, read as int32: the first word is the low half.
+    # Two words an int64, read as smaller integers: the first is the low part.
     pairs = torch.stack((w0 | (w1 << 32), w2 | (w3 << 32)), dim=-1)
-    return pairs.reshape(-1).view(torch.int32)[:count].reshape(*shape)
+    return pairs.reshape(-1).view(dtype)[:count].reshape(*shape)
 
 
 def uniform(word: Tensor) -> Tensor:

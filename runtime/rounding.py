@@ -49,11 +49,21 @@ def round_bf16(x: Tensor) -> Tensor:
     return torch.where(x.abs() < torch.inf, rounded, x)
 
 
-def round_e2m1(a: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Magnitudes (FP32) to E2M1: (value FP32, code FP32 in 0..7). Saturates at 6, NaN included."""
+def round_e2m1(a: Tensor, r: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Magnitudes (FP32) to E2M1: (value FP32, code FP32 in 0..7). Saturates at 6, NaN included.
+
+    Half to even; or stochastic, where `r` (int32 in 0..65535) is given: with f the fraction of the step in 2^-16ths, rounded
+    to the nearest, up where r + f >= 2^16. (Below 1 the magnitude is first rounded to a multiple of 2^-23.)
+    """
     a = clip(a, float(E2M1_MAX))
+    if r is not None:
+        # Below 1 the step is that of [1, 2): there 1 is added. Then the step is 2^22 of the last place in every binade: r goes
+        # below it, the carry rounds up, into the exponent too.
+        below = (a < 1.0).to(torch.float32)
+        i = bits(a + below) + ((r << 6) | 32)
+        return floats(i & -0x400000) - below, (i >> 22).to(torch.float32) - 252.0 - 2.0 * below
     below2, below4 = a < 2.0, a < 4.0
-    n = round_integer(torch.where(below2, a * 2.0, torch.where(below4, a, a * 0.5)), u)
+    n = torch.round(torch.where(below2, a * 2.0, torch.where(below4, a, a * 0.5)))
     value = torch.where(below2, n * 0.5, torch.where(below4, n, n * 2.0))
     return value, torch.where(below2, n, torch.where(below4, n + 2.0, n + 4.0))
 
@@ -105,14 +115,17 @@ def exmy_value(code: Tensor, name: str) -> Tensor:
     return torch.where(i == nan_code(name), torch.nan, value)
 
 
-def round_element(x: Tensor, element: str, u: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Signed values (FP32) to e2m1, e4m3 or e5m2: (value FP32, code uint8). The sign bit is that of x, -0.0 included."""
+def round_element(x: Tensor, element: str, r: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Signed values (FP32) to e2m1, e4m3 or e5m2: (value FP32, code uint8). The sign bit is that of x, -0.0 included.
+
+    r: for stochastic rounding to e2m1, see `round_e2m1`.
+    """
     negative = bits(x) < 0
     if element == "e2m1":
-        value, magnitude = round_e2m1(x.abs(), u)
+        value, magnitude = round_e2m1(x.abs(), r)
         code = torch.where(negative, magnitude + 8.0, magnitude)
     else:
-        value, whole = round_exmy(x.abs(), element, u)
+        value, whole = round_exmy(x.abs(), element)
         code = torch.where(negative, whole + 0x80, whole)
     return torch.where(negative, -value, value), code.to(torch.uint8)
 

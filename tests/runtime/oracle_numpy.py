@@ -16,6 +16,7 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
 FLT_MAX = np.finfo(np.float32).max
 f32 = np.float32
 
@@ -67,10 +68,21 @@ def stochastic_code(magnitude: npt.ArrayLike, fmt: str, u: F32) -> npt.NDArray[n
     return np.where(u < (m - values[low]) / gap, high, low)
 
 
-def element_code(x: F32, fmt: str, u: F32 | None = None) -> U8:
-    """Signed code of every element; `u` given: stochastic rounding."""
+def e2m1_stochastic_code(magnitude: F32, draw: I64) -> npt.NDArray[np.int64]:
+    """Up where the draw, below 2^16, and the fraction of the step in 2^-16ths, rounded half up, make 2^16. Saturating."""
+    values = table("e2m1")
+    below = magnitude < 1
+    m = np.minimum(np.where(below, (magnitude + f32(1)).astype(np.float32) - f32(1), magnitude).astype(np.float64), values[-1])
+    low = floor_code(m, "e2m1")
+    high = np.minimum(low + 1, len(values) - 1)
+    gap = np.where(high > low, values[high] - values[low], 1.0)
+    return np.where(np.floor((m - values[low]) / gap * 65536 + 0.5) + draw >= 65536, high, low)
+
+
+def element_code(x: F32, fmt: str, draw: I64 | None = None) -> U8:
+    """Signed code of every element; `draw` given: stochastic rounding to E2M1."""
     magnitude = np.abs(x)
-    code = nearest_code(magnitude, fmt) if u is None else stochastic_code(magnitude, fmt, u)
+    code = nearest_code(magnitude, fmt) if draw is None else e2m1_stochastic_code(magnitude, draw)
     sign_bit = {"e2m1": 8}.get(fmt, 128)
     return (code + np.where(np.signbit(x), sign_bit, 0)).astype(np.uint8)
 
@@ -93,6 +105,11 @@ def words(index: npt.NDArray[np.int64], seed: int, site: int, stream: int) -> np
     low, high = quad & np.uint64(0xFFFFFFFF), quad >> np.uint64(32)
     counter = np.stack([low, high, np.full_like(quad, stream), np.zeros_like(quad)], -1)
     return np.take_along_axis(philox(counter, (seed, site)), (index % 4)[..., None], -1)[..., 0]
+
+
+def halves(index: npt.NDArray[np.int64], seed: int, site: int) -> npt.NDArray[np.int64]:
+    """Sixteen bits of each linear index: of two neighbours' word the even one's are the low half."""
+    return (words(index // 2, seed, site, 0).astype(np.int64) >> (index % 2 * 16)) & 0xFFFF
 
 
 def uniform(index: npt.NDArray[np.int64], seed: int, site: int, stream: int) -> F32:
@@ -192,18 +209,18 @@ def quantize(x: F32, q: object, amax: float | None = None, seed: int = 0, site: 
         # A poisoned block is replaced by zeros: its codes mean nothing, its scale is NaN.
         clean = np.where(spread(poisoned, block, rows), f32(0), padded)
         index = np.arange(rows)[:, None] * columns + np.arange(padded.shape[1])[None, :]
-        u = None
+        draw = None
         if q.rounding == "stochastic":  # type: ignore[attr-defined]
-            u = uniform(index, seed, site, 0)
+            draw = halves(index, seed, site)
         kind = {"nvfp4": _nvfp4, "mxfp4": _mx, "mxfp8": _mx, "fp8": _fp8}[q.name]  # type: ignore[attr-defined]
         outer = getattr(q, "outer", 0)
         scale_bytes: U8 | None
         tensor_scale: np.float32 | F32
         if outer:
-            codes, scale_bytes, scales, tensor_scale = _by_group(clean, x, q, u)
+            codes, scale_bytes, scales, tensor_scale = _by_group(clean, x, q, draw)
         else:
             maximum = finite_amax(x) if amax is None else f32(amax)
-            codes, scale_bytes, scales, tensor_scale = kind(clean, q, maximum, u, seed, site)
+            codes, scale_bytes, scales, tensor_scale = kind(clean, q, maximum, draw, seed, site)
         fmt = getattr(q, "format", "e2m1")
         if scale_bytes is not None:
             scale_bytes = np.where(poisoned, NAN_BYTE[q.scale_format], scale_bytes)  # type: ignore[attr-defined]
@@ -218,7 +235,7 @@ def _scale(byte: npt.NDArray[np.int64], fmt: str) -> tuple[U8, F32]:
     return byte.astype(np.uint8), table(fmt)[byte].astype(np.float32)
 
 
-def _nvfp4(x: F32, q: object, amax: np.float32, u: F32 | None, seed: int, site: int) -> Parts:
+def _nvfp4(x: F32, q: object, amax: np.float32, draw: I64 | None, seed: int, site: int) -> Parts:
     block, rows, fmt = q.block, x.shape[0], q.scale  # type: ignore[attr-defined]
     blocks = _blocks(x, block)
     block_amax = np.abs(blocks).max(-1) if blocks.shape[-1] and blocks.size else np.zeros(blocks.shape[:2], np.float32)
@@ -234,11 +251,11 @@ def _nvfp4(x: F32, q: object, amax: np.float32, u: F32 | None, seed: int, site: 
     scale_bytes, scales = _scale(nearest_code(t, fmt), fmt)
     dec = f32(1) / enc
     e = np.minimum(f32(1) / (scales * dec), FLT_MAX)
-    codes = element_code(np.clip(x * spread(e, block, rows), f32(-6), f32(6)), "e2m1", u)
+    codes = element_code(np.clip(x * spread(e, block, rows), f32(-6), f32(6)), "e2m1", draw)
     return codes, scale_bytes, scales, dec
 
 
-def _by_group(x: F32, given: F32, q: object, u: F32 | None) -> tuple[U8, U8, F32, F32]:
+def _by_group(x: F32, given: F32, q: object, draw: I64 | None) -> tuple[U8, U8, F32, F32]:
     """Every group of q.outer columns of a row as a tensor of its own; `given` has the values that `x` has zeros for."""
     rows, columns = given.shape
     width = q.outer  # type: ignore[attr-defined]
@@ -246,7 +263,7 @@ def _by_group(x: F32, given: F32, q: object, u: F32 | None) -> tuple[U8, U8, F32
     scales, outer_scales = np.zeros(scale_bytes.shape, np.float32), np.zeros((rows, -(-columns // width)), np.float32)
     for r, g in np.ndindex(outer_scales.shape):
         one, part, parts = slice(r, r + 1), slice(g * width, (g + 1) * width), slice(g * width // 16, (g + 1) * width // 16)
-        drawn = None if u is None else u[one, part]
+        drawn = None if draw is None else draw[one, part]
         found = _nvfp4(x[one, part], q, finite_amax(given[one, part]), drawn, 0, 0)
         codes[one, part], scale_bytes[one, parts], scales[one, parts], outer_scales[r, g] = found
     return codes, scale_bytes, scales, outer_scales
@@ -305,7 +322,7 @@ def _std(blocks: F32) -> F32:
     return np.sqrt(tree_sum(centred * centred) / n)
 
 
-def _mx(x: F32, q: object, amax: np.float32, u: F32 | None, seed: int, site: int) -> Parts:
+def _mx(x: F32, q: object, amax: np.float32, draw: I64 | None, seed: int, site: int) -> Parts:
     block, rule, fmt = q.block, q.scale_rule, getattr(q, "format", "e2m1")  # type: ignore[attr-defined]
     top, largest = {"e2m1": (2, 6.0), "e4m3": (8, 448.0), "e5m2": (15, 57344.0)}[fmt]
     blocks = _blocks(x, block)
@@ -325,10 +342,10 @@ def _mx(x: F32, q: object, amax: np.float32, u: F32 | None, seed: int, site: int
     ratio = x / spread(scales, block, x.shape[0])
     # The exponent is that of the block before the factor, or a factor of 3/4 could not keep a maximum below 8 within 6.
     factor = getattr(q, "prescale", 1.0) * (3.0 if rule == "range_fit" else 1.0)
-    return element_code(ratio * f32(factor), fmt, u), scale_bytes, scales, f32(1 / factor)
+    return element_code(ratio * f32(factor), fmt, draw), scale_bytes, scales, f32(1 / factor)
 
 
-def _fp8(x: F32, q: object, amax: np.float32, u: F32 | None, seed: int, site: int) -> Parts:
+def _fp8(x: F32, q: object, amax: np.float32, draw: I64 | None, seed: int, site: int) -> Parts:
     block, fmt = q.block, q.format  # type: ignore[attr-defined]
     blocks = _blocks(x, block)
     peak = np.abs(blocks).max(-1) if blocks.size else np.zeros(blocks.shape[:2], np.float32)

@@ -59,6 +59,14 @@ def test_uniform_keeps_24_bits() -> None:
     assert np.array_equal(got.numpy(), oracle.uniform(np.arange(4000), 5, 3, 0))
 
 
+def test_halves_are_the_words_halves() -> None:
+    got = rng.halves(torch.tensor([5]), 3, (3, 667), CPU)
+    assert np.array_equal(got.reshape(-1).numpy(), oracle.halves(np.arange(2001), 5, 3))
+    assert got.min() >= 0
+    assert got.max() < 1 << 16
+    assert abs(got.float().mean().item() - 32767.5) < 5 * 65536 / (12 * 2001) ** 0.5
+
+
 def test_shape_only_arranges_the_words() -> None:
     seed = torch.tensor([8])
     assert torch.equal(words(seed, 1, (3, 5, 7), 0, CPU), words(seed, 1, (105,), 0, CPU).reshape(3, 5, 7))

@@ -144,8 +144,8 @@ def test_four_six_with_stochastic_rounding_would_be_biased() -> None:
         # A guarded scale for 6, so that neither candidate clips and each alone is unbiased.
         scale = (peak / (c * 16 / 17 * tensor_scale)).to(torch.float8_e4m3fn).float() * tensor_scale
         ratio = (x.reshape(-1, 16) / scale).numpy()
-        u = torch.rand(ratio.shape, generator=torch.Generator().manual_seed(int(c))).numpy()
-        code = oracle.element_code(ratio, "e2m1", u)
+        draw = torch.randint(1 << 16, ratio.shape, generator=torch.Generator().manual_seed(int(c))).numpy()
+        code = oracle.element_code(ratio, "e2m1", draw)
         value = torch.from_numpy(oracle.table("e2m1")[code & 7].astype(np.float32)) * scale
         value = torch.where(torch.from_numpy(code >= 8), -value, value)
         candidates.append((value, (value - x.reshape(-1, 16)).pow(2).sum(-1, keepdim=True)))
