@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fp4.compiler.explain.measure import Measurement, measure
+from fp4.compiler.explain.step import StepError
 from fp4.compiler.policy import (
     BF16,
     GemmPrecision,
@@ -33,6 +35,7 @@ __all__ = [
     "GemmPrecision",
     "LinearPrecision",
     "LinearSite",
+    "Measurement",
     "Operand",
     "Policy",
     "PolicyError",
@@ -42,8 +45,10 @@ __all__ = [
     "Rotation",
     "Rule",
     "SpecError",
+    "StepError",
     "keep",
     "keep_last",
+    "measure",
     "policy",
     "quantize",
     "recipe",

@@ -1,0 +1,1 @@
+"""Inspection of what the compiler does to a model: graphs, drawings, errors."""
