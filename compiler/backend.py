@@ -21,6 +21,7 @@ from fp4.compiler.joint_pass import JointPass, LowerPass
 from fp4.compiler.pipeline import Observer
 from fp4.compiler.policy import Policy
 from fp4.compiler.report import REGISTRY, GemmReport, GraphReport, LinearReport, Report
+from fp4.compiler.shards import Shard, group_shard, placed
 from fp4.compiler.sites import Input
 from fp4.passes.recipes import DEFAULT, recipe
 
@@ -43,6 +44,11 @@ class Options:
         backward. Costs 0.56 bytes a parameter and saves a read of the weights.
     kernels: on a GPU, quantize by the generated Triton kernels; False: by the oracle, compiled by Inductor. Same bits.
     mode: a ``torch.compile`` mode, such as "max-autotune". inductor: Inductor settings by name.
+    batch_group: the ranks that divide one batch among them, in rank order: a ProcessGroup, a DeviceMesh of one dimension, or
+        "world". The amax of activations and gradients is then the whole batch's, and an element draws as on one device. Without
+        it each rank quantizes its own batch, by draws of its own.
+    tensor_group: the ranks that compute the same tensors, so must draw alike, where the graph's inputs don't say so: DTensor
+        parameters do.
     observer: called as observer(stage, graph) between the passes; switches the compile caches off.
     """
 
@@ -54,6 +60,8 @@ class Options:
     kernels: bool = True
     mode: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
+    batch_group: Any = None
+    tensor_group: Any = None
     observer: Observer | None = None
 
     @staticmethod
@@ -89,9 +97,18 @@ class Options:
         if unknown := sorted(set(self.inductor) - _inductor_names()):
             names = ", ".join(map(repr, unknown))
             raise OptionError(f"Inductor has no setting {names}; torch._inductor.list_options() lists them")
+        for name in ("batch_group", "tensor_group"):
+            self._shard(name)
         modes = torch._inductor.list_mode_options()
         if self.mode is not None and self.mode not in modes:
             raise OptionError(f"mode={self.mode!r}; write one of {', '.join(modes)}")
+
+    def _shard(self, name: str) -> Shard | None:
+        """This rank's part of what a group divides; None without one, or where it is a group of one rank."""
+        try:
+            return None if getattr(self, name) is None else group_shard(getattr(self, name))
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"{name}: {error}") from error
 
     def resolved(self) -> Policy:
         policy = self.policy if self.policy is not None else recipe(self.recipe or DEFAULT)
@@ -130,7 +147,10 @@ def fp4(
         received.append(report)
         _publish(report, parameters)
 
-    joint = JointPass(policy, inputs, read.save_weights, read.strict, done, read.observer)
+    batch, tensor = read._shard("batch_group"), read._shard("tensor_group")
+    joint = JointPass(
+        policy, inputs, read.save_weights, read.strict, done, read.observer, batch, tensor.group if tensor else ""
+    )
     patches: dict[str, Any] = {
         **(_exact_settings() if quantizes(policy) else {}),
         **torch._inductor.list_mode_options(read.mode or "default"),
@@ -182,7 +202,7 @@ def dynamo_inputs(gm: GraphModule) -> dict[int, Input]:
         name = next((fqn for flat, fqn in names.items() if flat.lower() == node.name.lower()), None)
         if name is None and source is not None:
             name = _fqn(source.name if isinstance(source.name, str) else source.name())
-        found[i] = Input(name or node.name, is_parameter)
+        found[i] = Input(name or node.name, is_parameter, *placed(node.meta.get("example_value")))
     return found
 
 

@@ -21,6 +21,7 @@ from fp4.compiler import pipeline
 from fp4.compiler.pipeline import Context, Observer
 from fp4.compiler.policy import Policy
 from fp4.compiler.report import GraphReport, describe
+from fp4.compiler.shards import Shard
 from fp4.compiler.sites import Input, find_gemms
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +52,8 @@ class JointPass(CustomGraphPass):
     strict: bool
     done: Callable[[GraphReport], None]
     observer: Observer | None = None
+    batch: Shard | None = None
+    tensor_group: str = ""
 
     def __call__(self, graph: Graph) -> None:
         if torch._dynamo.compiled_autograd.in_compiled_autograd_region:
@@ -59,7 +62,7 @@ class JointPass(CustomGraphPass):
             return
         from fp4.passes import JOINT_PASSES
 
-        context = Context(self.policy, self.inputs, self.save_weights)
+        context = Context(self.policy, self.inputs, self.save_weights, self.batch, self.tensor_group)
         pipeline.run(JOINT_PASSES, graph, context, self.observer)
         training = any("partitioner_tag" in node.meta for node in graph.nodes)
         report = describe(context, "training" if training else "inference")
@@ -76,8 +79,8 @@ class JointPass(CustomGraphPass):
         policy = self.policy.digest()
         if policy is None or self.observer is not None:
             return None  # an unhashable policy, or someone watching: compile anew
-        names = json.dumps([(i, x.name, x.is_parameter) for i, x in sorted(self.inputs.items())])
-        key = f"{policy} {names} {self.save_weights} {self.strict} {source_digest()} {torch.__version__}"
+        inputs = f"{sorted(self.inputs.items())} {self.batch} {self.tensor_group}"
+        key = f"{policy} {inputs} {self.save_weights} {self.strict} {source_digest()} {torch.__version__}"
         return hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fp4.compiler.graph import COPIES, VIEWS, Builder, is_transpose, root, untransposed
 from fp4.compiler.pipeline import Context
+from fp4.compiler.shards import Where, position
 from fp4.compiler.sites import OPERANDS, ROLES, GemmSite, Linear, Role
 from fp4.runtime.spec import Quantizer, Rotation
 
@@ -17,6 +18,7 @@ fp4 = torch.ops.fp4
 ALPHA = 2  # argument of fp4::mm
 
 SITES_PER_LINEAR = 16
+APART = 1 << 30  # elements between two rows whose place in the whole operand is not known
 
 
 def operand_site(linear: Linear, role: Role, operand: int) -> int:
@@ -90,13 +92,47 @@ def rotated(graph: Graph, context: Context, build: Builder, matrix: Node, rotati
     return build.call(fp4.rotate.default, matrix, str(rotation), seed, site)
 
 
-def quantized(graph: Graph, context: Context, build: Builder, matrix: Node, quantizer: Quantizer, site: int) -> Quantized:
-    """The matrix quantized along its last dimension."""
-    amax = build.call(fp4.amax.default, matrix) if quantizer.needs_amax else None
-    seed = context.seed(graph) if quantizer.needs_seed else None
+def quantized(
+    graph: Graph, context: Context, build: Builder, matrix: Node, quantizer: Quantizer, site: int, where: Where
+) -> Quantized:
+    """The matrix quantized along its last dimension. where: what it is of the whole operand, whose amax and draws it gets."""
+    amax = whole_amax(build, matrix, where.groups) if quantizer.needs_amax else None
+    seed = _located(graph, context, build, matrix, quantizer, where) if quantizer.needs_seed else None
     columns = build.size(matrix, 1)
     node = build.call(fp4.quantize.default, matrix, amax, str(quantizer), seed, site)
     return Quantized(quantizer, matrix, columns, *build.outputs(node))
+
+
+def whole_amax(build: Builder, matrix: Node, groups: tuple[str, ...]) -> Node:
+    """The amax of the operand of which the ranks of `groups` hold parts.
+
+    It is saved, never recomputed: a rank that recomputed it alone would wait for the others forever.
+    """
+    amax = build.call(fp4.amax.default, matrix)
+    if not groups:
+        return amax
+    whole = build.call(fp4.reduce_amax.default, amax, list(groups))
+    if whole.meta.get("partitioner_tag") == "is_forward":
+        whole.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return whole
+
+
+def _located(graph: Graph, context: Context, build: Builder, matrix: Node, quantizer: Quantizer, where: Where) -> Node:
+    """The seed, with the place in the whole operand of the part this rank holds: so elements draw as on one device.
+
+    Where the place is not known, or not a multiple of what one random word counter serves, parts only draw differently.
+    """
+    seed = context.seed(graph)
+    if not where.groups:
+        return seed
+    (row, _), (column, columns) = position(where.rows), position(where.columns)
+    width = matrix.meta["val"].shape[1]
+    unit = 4 * quantizer.block[1] if quantizer.rounding == "ms_eden" else 8  # columns of one counter of random words
+    even = all(s.even for s in (*where.rows, *where.columns))
+    if not (even and isinstance(width, int) and width % unit == 0):
+        part = row * columns + column
+        return build.call(fp4.locate.default, seed, 0, 0, APART, part << 48)
+    return build.call(fp4.locate.default, seed, build.size(matrix, 0), row, width * columns, width * column)
 
 
 def set_alpha(graph: Graph, gemm: GemmSite, factors: list[Node]) -> None:

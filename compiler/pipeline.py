@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fp4.compiler.policy import Decision, GemmPrecision, Policy
+from fp4.compiler.shards import Shard, unique
 from fp4.compiler.sites import GemmSite, Input, Linear, Role
 from fp4.compiler.verify import verify
 
@@ -25,6 +26,8 @@ class Context:
     policy: Policy
     inputs: dict[int, Input]
     save_weights: bool = False
+    batch: Shard | None = None  # this rank's part of the batch, where amax and draws are the whole batch's
+    tensor_group: str = ""  # ranks that draw alike though no graph input says so
     linears: list[Linear] = field(default_factory=list)
     unknown: list[GemmSite] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
@@ -37,6 +40,13 @@ class Context:
             for role, gemm in linear.gemms.items():
                 yield linear, role, gemm, precisions[role]
 
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The process groups whose ranks draw with one seed: they hold parts, or copies, of the same tensors."""
+        meshes = [g for _, x in sorted(self.inputs.items()) for g in x.groups]
+        batch = [self.batch.group] if self.batch else []
+        return unique(filter(None, (*meshes, self.tensor_group, *batch)))
+
     def seed(self, graph: Graph) -> Node:
         """The graph's one random seed, a (1,) int64 tensor: drawn once, so that checkpointing and a small memory budget
         recompute with the same draws; every op's draw also depends on its `site`."""
@@ -46,7 +56,8 @@ class Context:
         first = next(n for n in graph.nodes if n.op != "placeholder")
         model = next(n for n in graph.nodes if isinstance(n.meta.get("val"), torch._subclasses.FakeTensor))
         with graph.inserting_before(first):
-            seed = graph.call_function(torch.ops.fp4.seed.default, (model.meta["val"].device,))
+            groups = (list(self.groups),) if self.groups else ()
+            seed = graph.call_function(torch.ops.fp4.seed.default, (model.meta["val"].device, *groups))
         with model.meta["val"].fake_mode:
             seed.meta["val"] = torch.ops.fp4.seed.default(*seed.args)
         seed.meta["fp4"] = "seed"

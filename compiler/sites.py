@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fp4.compiler.graph import descendants, root, tensor_of, untransposed
+from fp4.compiler.graph import COPIES, VIEWS, descendants, is_transpose, root, tensor_of, untransposed
 from fp4.compiler.policy import LinearSite
+from fp4.compiler.shards import Shards, Where
 
 aten = torch.ops.aten
 
@@ -32,6 +33,8 @@ class Role(StrEnum):
 ROLES = (Role.FPROP, Role.DGRAD, Role.WGRAD)
 # The operands of each role, first and second, as GemmPrecision names them.
 OPERANDS = {Role.FPROP: ("X", "W"), Role.DGRAD: ("dY", "W"), Role.WGRAD: ("dY", "X")}
+# Rows and columns of those operands as the GEMM reads them, contracted dimension last.
+DIMENSIONS = {Role.FPROP: ("mk", "nk"), Role.DGRAD: ("mn", "kn"), Role.WGRAD: ("nm", "km")}
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -58,14 +61,23 @@ class Linear:
     w: Node
     gemms: dict[Role, GemmSite] = field(default_factory=dict)
     missing: dict[Role, str] = field(default_factory=dict)  # why a GEMM the model computes is no site
+    shards: dict[str, Shards] = field(default_factory=dict)  # of "m", "n" and "k", where ranks divide them
+
+    def where(self, role: Role, operand: int) -> Where:
+        """What this rank's operand of a GEMM is of the whole one."""
+        rows, columns = DIMENSIONS[role][operand]
+        return Where(self.shards.get(rows, ()), self.shards.get(columns, ()))
 
 
 @dataclass(frozen=True)
 class Input:
-    """What Dynamo knows of a graph input: its name in the model, and whether it is a parameter."""
+    """What Dynamo knows of a graph input: its name in the model, whether it is a parameter, and, of a DTensor, the shards of
+    each dimension and the groups of its mesh."""
 
     name: str
     is_parameter: bool
+    shards: tuple[Shards, ...] = ()
+    groups: tuple[str, ...] = ()
 
 
 def is_batch_of_one(node: Node) -> bool:
@@ -105,7 +117,9 @@ def find_linears(graph: Graph, inputs: dict[int, Input]) -> tuple[list[Linear], 
         left, right = node.args[-2:]
         x, w = (left, right) if weight_is_right else (right, left)
         site = _describe(node, weight_is_right, index, len(found), inputs)
-        linears.append(Linear(site, untransposed(x), untransposed(w), {Role.FPROP: fprop}))
+        linear = Linear(site, untransposed(x), untransposed(w), {Role.FPROP: fprop})
+        linear.shards = _weight_shards(w, weight_is_right, inputs)
+        linears.append(linear)
     unknown += _tie_backward(linears, [weight for _, weight, _ in found], backward, from_tangent)
     for linear in linears:
         linear.site = replace(linear.site, roles=tuple(str(r) for r in ROLES if r in linear.gemms))
@@ -160,6 +174,19 @@ def _weight(node: Node, inputs: dict[int, Input]) -> tuple[Node, bool] | str:
     if _in_linear_module(node) or all(is_parameter):
         return right, True
     return "no operand is a parameter: a product of two activations"
+
+
+def _weight_shards(weight: Any, is_right: bool, inputs: dict[int, Input]) -> dict[str, Shards]:
+    """The shards of N and K: of the parameter's dimensions, wherever views, casts and transposes put them."""
+    swapped = is_right  # the right operand of a product is (K, N)
+    while weight.op == "call_function" and (weight.target in VIEWS or weight.target in COPIES):
+        swapped ^= is_transpose(weight)
+        weight = weight.args[0]
+    known = _input(weight, inputs)
+    if known is None or len(known.shards) != 2:
+        return {}
+    n, k = reversed(known.shards) if swapped else known.shards
+    return {name: shards for name, shards in (("n", n), ("k", k)) if shards}
 
 
 def _tie_backward(

@@ -157,6 +157,14 @@ class _Kernel(Writer):
         if "seed_ptr" not in self.pointers:
             self.add(f"seed = tl.load({self.pointer('seed_ptr')}).to(tl.uint32)")
 
+    def located(self, index: str, row: str, column: str, unit: int) -> str:
+        """The index of an element (`unit` = 1) or block in the matrix that the operand is a part of; `index` without one."""
+        if not self.spec.located:
+            return index
+        seed = self.pointer("seed_ptr")
+        self.add(f"whole, first = tl.load({seed} + 1) // {unit}, tl.load({seed} + 2) // {unit}")
+        return f"{row} * whole + first + {column}"
+
     def store_amax(self) -> None:
         self.section("the largest finite magnitude: as integers, magnitudes have the same order")
         self.add(
@@ -209,10 +217,11 @@ class _Kernel(Writer):
         self.seed()
         self.scalar("site")
         u, tail = self.spec.unit, f"{STREAM_ELEMENT}, seed, site.to(tl.uint32)"
+        first = self.located(f"row * width + unit * {u}", "row", f"unit * {u}", 1)
         if self.spec.aligned:
-            self.add(f"draw = {self.call('element_draws')}(row * width + unit * {u}, {tail}, {u})")
+            self.add(f"draw = {self.call('element_draws')}({first}, {tail}, {u})")
         else:
-            self.add(f"draw = {self.call('any_draws')}((row * width + unit * {u})[None, :] + k, {tail})")
+            self.add(f"draw = {self.call('any_draws')}(({first})[None, :] + k, {tail})")
 
     def round_exmy(self, value: str, name: str, word: str | None = None) -> str:
         """The call that rounds magnitudes to a format."""
@@ -307,10 +316,11 @@ class _Kernel(Writer):
         self.tree_sum("square", "x * x")
         self.seed()
         self.scalar("site")
+        index = self.located("row * units + unit", "row", "unit", q.block[1])
         self.add(
             "correction = tl.div_rn(square, projected)",
             'correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)',
-            f"word = {self.call('any_words')}(row * units + unit, {STREAM_SCALE}, seed, site.to(tl.uint32))",
+            f"word = {self.call('any_words')}({index}, {STREAM_SCALE}, seed, site.to(tl.uint32))",
             f"s, scale_code = {self.round_exmy('s * correction', q.scale, 'word')}",
         )
 

@@ -29,6 +29,7 @@ class KernelSpec:
     input: bf16, fp16 or fp32.
     aligned: C (rotated: after padding) is a multiple of 8, so one counter's eight draws go to neighbours.
     scale_layout: "plain", or "swizzled" (the tensor cores').
+    located: the operand is a part of a matrix, and its elements draw as that matrix's: the seed is one of ``rng.locate``.
     """
 
     quantizer: Quantizer | None
@@ -40,6 +41,7 @@ class KernelSpec:
     input: str = "bf16"
     aligned: bool = True
     scale_layout: str = "plain"
+    located: bool = False
 
     def __post_init__(self) -> None:
         choices = (

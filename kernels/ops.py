@@ -62,6 +62,18 @@ def _fake_quantize(
     return reference.decode_values(values, scales, q, y.shape[1], dtype).contiguous(), tensor_scale
 
 
+def _rotated_amax(x: Tensor, rotation: str, seed: Tensor | None, signs_site: int) -> Tensor:
+    if x.device.type == "cuda":
+        from fp4.kernels.quantize import amax
+
+        return amax(x, rotation=ops.rotation(rotation), seed=seed, signs_site=signs_site)
+    return reference.amax(_rotated(x, ops.rotation(rotation), seed, signs_site))
+
+
+def _rotated_amax_fake(x: Tensor, rotation: str, seed: Tensor | None, signs_site: int) -> Tensor:
+    return x.new_empty((), dtype=torch.float32)
+
+
 def _width(x: Tensor, rotation: Rotation | None) -> Size:
     return x.shape[1] if rotation is None else ceil_div(x.shape[1], rotation.size) * rotation.size
 
@@ -81,6 +93,7 @@ def _fake_quantize_fake(
 
 for _name, _schema, _impl, _fake in (
     ("rotate_quantize", f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _rotate_quantize, _rotate_quantize_fake),
+    ("rotated_amax", "(Tensor x, str rotation, Tensor? seed, int signs_site) -> Tensor", _rotated_amax, _rotated_amax_fake),
     ("fake_quantize", f"({ARGUMENTS}, ScalarType dtype) -> (Tensor, Tensor)", _fake_quantize, _fake_quantize_fake),
 ):
     LIBRARY.define(_name + _schema)

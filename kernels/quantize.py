@@ -47,8 +47,9 @@ def quantize(
     """Codes, block scales and tensor scale, as ``reference.quantize(reference.rotate(x, ...), ...)`` returns them.
 
     x: (R, C), BF16, FP16 or FP32, on a CUDA device. amax: FP32 of one element, the (rotated) operand's; computed by a first
-    kernel when None and needed. seed: one int64 element on the same device. site, signs_site: the draw sites of the rounding
-    and of fresh signs; one site for both when signs_site is None. swizzled: block scales in the tensor cores' order, flat.
+    kernel when None and needed. seed: one int64 element on the same device, or what ``rng.locate`` makes of it. site,
+    signs_site: the draw sites of the rounding and of fresh signs; one site for both when signs_site is None. swizzled: block
+    scales in the tensor cores' order, flat.
 
     Raises SpecError for a missing seed, TypeError for another dtype, TargetError for a device that cannot.
     """
@@ -171,6 +172,7 @@ class _Run:
             if amax is None:
                 amax = _amax(x, rotation=self.rotation, seed=self.seed, signs_site=self.signs_site)
             pointers["amax_ptr"] = amax.to(device=x.device, dtype=torch.float32)
+        located = self.q is not None and self.q.needs_seed and self.seed is not None and self.seed.numel() == 3
         spec = KernelSpec(
             self.q,
             self.rotation,
@@ -181,6 +183,7 @@ class _Run:
             input=INPUT[x.dtype],
             aligned=self.width % 8 == 0,
             scale_layout=scale_layout,
+            located=located,
         )
         launch(spec, self.target, x, self.width, self.seed, self.site, self.signs_site, pointers)
 

@@ -6,6 +6,7 @@ from fp4.passes.assign_precision import AssignPrecision
 from fp4.passes.canonicalize import Canonicalize
 from fp4.passes.insert_quantize import InsertQuantize
 from fp4.passes.insert_rotation import InsertRotation
+from fp4.passes.lower_collectives import LowerCollectives
 from fp4.passes.lower_emulated import LowerEmulated
 from fp4.passes.lower_reference import LowerReference
 from fp4.passes.requantize import Requantize
@@ -21,4 +22,4 @@ JOINT_PASSES = (
     Requantize(),
     ShareQuantized(),
 )
-LOWERING = (LowerEmulated(), LowerReference())
+LOWERING = (LowerEmulated(), LowerCollectives(), LowerReference())

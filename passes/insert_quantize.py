@@ -50,4 +50,4 @@ def _quantize(graph: Graph, context: Context, linear: Linear, gemm: GemmSite, op
     # site: else CSE would merge it with the forward's and save the codes.
     own_copy = build.meta.get("partitioner_tag") == "must_be_in_backward"
     site = operand_site(linear, gemm.role, operand) if quantizer.needs_seed or own_copy else 0
-    return quantized(graph, context, build, matrix, quantizer, site)
+    return quantized(graph, context, build, matrix, quantizer, site, linear.where(gemm.role, operand))

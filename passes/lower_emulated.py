@@ -38,6 +38,7 @@ class LowerEmulated:
 
 def _lower(graph: Graph, node: Node) -> None:
     matrix, amax, quantizer, seed, site = node.args
+    _rotate_amax(graph, node, amax)
     matrix, amax, rotation, rotation_seed, signs_site = _unrotated(node, matrix, amax)
     seed = rotation_seed if seed is None else seed
     build = Builder(graph, node)
@@ -58,6 +59,18 @@ def _lower(graph: Graph, node: Node) -> None:
         graph.erase_node(decode)
     if 2 in results:
         results[2].replace_all_uses_with(tensor_scale)
+
+
+def _rotate_amax(graph: Graph, node: Node, reduced: Any) -> None:
+    """An amax that ranks share, of a rotated operand, is a kernel of its own, which reads the unrotated one."""
+    if not isinstance(reduced, Node) or reduced.target is not fp4.reduce_amax.default:
+        return
+    amax: Any = reduced.args[0]
+    matrix = amax.args[0]
+    if amax.target is not fp4.amax.default or matrix.target is not fp4.rotate.default or not set(matrix.users) <= {node, amax}:
+        return
+    amax.replace_all_uses_with(Builder(graph, amax).call(fp4.rotated_amax.default, *matrix.args))
+    graph.erase_node(amax)
 
 
 def _unrotated(node: Node, matrix: Any, amax: Any) -> tuple[Any, Any, str, Any, int]:

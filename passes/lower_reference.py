@@ -24,13 +24,14 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp4.compiler.graph import SERVED_META, Builder, fp4_nodes
-from fp4.runtime import layout, reference
+from fp4.runtime import layout, reference, rng
 from fp4.runtime.spec import Quantizer, Rotation
 
 fp4 = torch.ops.fp4
 invoke_subgraph = torch.ops.higher_order.invoke_subgraph
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
-OPAQUE = ("seed", "rotate_quantize", "fake_quantize")  # the draw, and the kernels of lower_emulated: they stay
+# The draw, the kernels of lower_emulated, and what waits for other ranks: they stay.
+OPAQUE = ("seed", "rotate_quantize", "fake_quantize", "rotated_amax", "reduce_amax")
 SITE: dict[Any, int] = {fp4.rotate.default: 3, fp4.unrotate.default: 3, fp4.quantize.default: 4}
 
 
@@ -81,6 +82,8 @@ class _Region:
                 env[node] = args[0][args[1]]
             elif node.target is fp4.amax.default:
                 env[node] = reference.amax(*args)
+            elif node.target is fp4.locate.default:
+                env[node] = rng.locate(*args)
             elif node.target is fp4.rotate.default:
                 env[node] = reference.rotate(args[0], Rotation.parse(args[1]), args[2], args[3])
             elif node.target is fp4.quantize.default:

@@ -63,7 +63,7 @@ def _operands(graph: Graph, context: Context, linear: Linear, gemm: GemmSite, pr
             matrix = rotated(graph, context, build, matrix, precision.rotation, site)
         if spec.quantizer is not None:
             site = operand_site(linear, gemm.role, operand) if spec.quantizer.needs_seed else 0
-            parts = quantized(graph, context, build, matrix, spec.quantizer, site)
+            parts = quantized(graph, context, build, matrix, spec.quantizer, site, linear.where(gemm.role, operand))
             matrix = parts.decoded(build)
             factors += parts.factor
         gemm.node.update_arg(gemm.slot(operand), matrix)
@@ -89,7 +89,7 @@ def _forward_copy(graph: Graph, context: Context, linear: Linear, gemm: GemmSite
         matrix = build.call(fp4.rotate.default, _again(build, source), rotation, sign_seed, sign_site if sign_seed else own)
     else:
         matrix = _again(build, matrix)
-    return quantized(graph, context, build, matrix, quantizer, site if seed else own)
+    return quantized(graph, context, build, matrix, quantizer, site if seed else own, linear.where(Role.FPROP, operand))
 
 
 def _again(build: Builder, weight: Node) -> Node:

@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fp4.compiler.graph import Builder, aten, fp4_nodes, is_transpose
+from fp4.compiler.operands import whole_amax
 from fp4.compiler.pipeline import Context
 from fp4.runtime.spec import Quantizer
 
@@ -27,6 +28,7 @@ class ShareQuantized:
     def run(self, graph: Graph, context: Context) -> bool:
         changed = [_untranspose(graph, node) for node in list(fp4_nodes(graph, "quantize"))]
         merged = _merge(graph)
+        _share_reductions(graph)
         _decode_again(graph)
         return any(changed) or merged
 
@@ -38,7 +40,9 @@ def _untranspose(graph: Graph, node: Node) -> bool:
         return False
     original: Node = matrix.args[0]  # type: ignore[assignment, union-attr]
     build = Builder(graph, node)
-    new_amax = build.call(fp4.amax.default, original) if isinstance(amax, Node) else None
+    reduced = isinstance(amax, Node) and amax.target is fp4.reduce_amax.default
+    groups: Any = amax.args[1] if reduced else ()  # type: ignore[union-attr]
+    new_amax = whole_amax(build, original, tuple(groups)) if isinstance(amax, Node) else None
     columns = build.size(original, 1)
     new = build.outputs(build.call(fp4.quantize.default, original, new_amax, spec, seed, site))
     for getitem in list(node.users):
@@ -51,7 +55,8 @@ def _untranspose(graph: Graph, node: Node) -> bool:
                 graph.erase_node(user)
         if index == 2:
             getitem.replace_all_uses_with(new[2])
-    for dead in [*node.users, node, *([amax] if isinstance(amax, Node) else [])]:
+    dead_amax = [amax, *(amax.all_input_nodes if reduced else [])] if isinstance(amax, Node) else []  # type: ignore[union-attr]
+    for dead in [*node.users, node, *dead_amax]:
         if not dead.users:
             graph.erase_node(dead)
     return True
@@ -64,6 +69,17 @@ def _decode_again(graph: Graph) -> None:
         tags = {u.meta.get("partitioner_tag") for u in codes.users if u.target is fp4.dequantize.default}
         if len(tags) > 1 and node.meta.get("partitioner_tag") == "is_forward":
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
+
+
+def _share_reductions(graph: Graph) -> None:
+    """One reduction over ranks for each tensor: backward reads forward's, four bytes, and waits for no one."""
+    seen: dict[Any, Node] = {}
+    for node in list(fp4_nodes(graph, "reduce_amax")):
+        amax, groups = node.args
+        first = seen.setdefault((amax.args[0], tuple(groups)), node)  # type: ignore[union-attr, arg-type]
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
 
 
 def _merge(graph: Graph) -> bool:

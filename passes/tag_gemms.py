@@ -17,4 +17,7 @@ class TagGemms:
 
     def run(self, graph: Graph, context: Context) -> bool:
         context.linears, context.unknown = find_linears(graph, context.inputs)
+        if context.batch:
+            for linear in context.linears:
+                linear.shards["m"] = (context.batch,)
         return False

@@ -6,13 +6,14 @@ derivative: a graph gets its backward before they are put in, so differentiating
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fp4.runtime import layout, reference
+from fp4.runtime import layout, reference, rng
 from fp4.runtime.layout import Size, ceil_div
 from fp4.runtime.spec import Quantizer, Rotation
 
@@ -147,6 +148,20 @@ def _unswizzle_fake(data: Tensor, rows: Size, columns: Size) -> Tensor:
     return data.new_empty((rows, columns))
 
 
+def _reduce_amax(amax: Tensor, groups: Sequence[str]) -> Tensor:
+    for group in groups:
+        amax = torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce(amax, "max", group))
+    return amax
+
+
+def _reduce_amax_fake(amax: Tensor, groups: Sequence[str]) -> Tensor:
+    return torch.empty_like(amax)
+
+
+def _locate_fake(seed: Tensor, rows: Size, row: int, columns: int, column: int) -> Tensor:
+    return seed.new_empty((3,))
+
+
 def _no_backward(op: str) -> Any:
     def backward(ctx: Any, *grads: Tensor) -> Any:
         raise RuntimeError(
@@ -178,6 +193,8 @@ _OPS: tuple[tuple[str, str, Any, Any], ...] = (
         _unrotate,
         _unrotate_fake,
     ),
+    ("reduce_amax", "(Tensor amax, str[] groups) -> Tensor", _reduce_amax, _reduce_amax_fake),
+    ("locate", "(Tensor seed, SymInt rows, int row, int columns, int column) -> Tensor", rng.locate, _locate_fake),
     ("clip_mask", "(Tensor x, Tensor scales, str quantizer) -> Tensor", _clip_mask, _clip_mask_fake),
     ("apply_mask", "(Tensor y, Tensor mask) -> Tensor", _apply_mask, _apply_mask_fake),
     ("mm", "(Tensor a, Tensor b, Tensor? alpha, Tensor? bias, ScalarType dtype) -> Tensor", _mm, _mm_fake),
@@ -186,18 +203,25 @@ _OPS: tuple[tuple[str, str, Any, Any], ...] = (
 )
 
 
-def _seed(device: torch.device) -> Tensor:
-    return torch.randint(0, 2**31 - 1, (1,), dtype=torch.int64, device=device)
+def _seed(device: torch.device, groups: Sequence[str] | None = None) -> Tensor:
+    seed = torch.randint(0, 2**31 - 1, (1,), dtype=torch.int64, device=device)
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized():
+        seed = rng.reseed(seed, dist.get_rank())
+        for group in groups or ():
+            dist.broadcast(seed, group=dist.distributed_c10d._resolve_process_group(group), group_src=0)
+    return seed
 
 
-def _seed_fake(device: torch.device) -> Tensor:
+def _seed_fake(device: torch.device, groups: Sequence[str] | None = None) -> Tensor:
     return torch.empty((1,), dtype=torch.int64, device=device)
 
 
 # The graph's one draw from the default generator of its device. An op of ours with a side effect, so that the partitioner
 # counts it as forward's even where forward's result does not depend on it: it would draw again in backward, and forward would
 # have rotated an operand with other signs than backward.
-LIBRARY.define("seed(Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+# In a distributed run ranks draw differently, except those of `groups`, who all take the draw of their groups' first rank.
+LIBRARY.define("seed(Device device, str[]? groups=None) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 LIBRARY.impl("seed", _seed, "CompositeExplicitAutograd")
 torch.library.register_fake("fp4::seed", _seed_fake, lib=LIBRARY)
 torch.fx.node.has_side_effect(torch.ops.fp4.seed.default)

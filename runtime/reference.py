@@ -354,7 +354,7 @@ def _ms_eden(y: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, seed: T
     correction = _tree_sum(y * y, q.block) / projected
     # Squares of tiny or huge values leave FP32's range; such a block keeps its scale, as one that decodes to zero does.
     correction = torch.where((projected > 0.0) & (correction < torch.inf), correction, 1.0)
-    u = uniform(words(seed, site, s.shape, STREAM_SCALE, y.device))
+    u = uniform(words(seed, site, s.shape, STREAM_SCALE, y.device, q.block[1]))
     s, scale_code = round_exmy(s * correction, q.scale, u)
     return v, code, s, scale_code, tensor_scale
 
