@@ -60,7 +60,7 @@ class _Kernel(Writer):
         spec, u = self.spec, self.spec.unit
         width = "columns" if spec.rotation is None else f"tl.cdiv(columns, {spec.rotation.size}) * {spec.rotation.size}"
         units = f"tl.cdiv(width, {spec.block[1]})" + (f" * {spec.block_units}" if spec.block_units > 1 else "")
-        row, unit = ("g // TB", "g % TB") if self.by_rows else ("g % TR", "g // TR")
+        row, unit = self.numbered()
         self.add(
             f"# the tile: unit g holds columns {u} * unit ... {u} * unit + {u - 1} of its row",
             f"width = {width}",
@@ -107,15 +107,11 @@ class _Kernel(Writer):
         butterfly = self.call("butterfly")
         h = 1
         while h < r.size:
-            between_units = f"{h // u}" if self.by_rows else f"{h // u} * TR"
-            self.add(f"x = {butterfly}(x, {f'{h} * TR * TB' if h < u else between_units})")
+            self.add(f"x = {butterfly}(x, {f'{h} * TR * TB' if h < u else self.distance(h // u)})")
             h *= 2
         self.add(f"x = tl.reshape(x, ({u}, TR * TB)) * {f32(1 / math.sqrt(r.size))}")
         if r.bf16:
-            if self.target.name == INTERPRETER:
-                self.add(f"x = {self.call('round_bf16')}(x)")
-            else:
-                self.add("x = x.to(tl.bfloat16).to(tl.float32)")
+            self.add(f"x = {self.call('round_bf16' if self.interpreted else 'round_bf16_pairs')}(x)")
         if spec.block[1] > r.size:
             self.add(f"x = tl.where(unit[None, :] * {u} + k < width, x, 0.0)  # the block's padding is not rotated")
 
@@ -128,7 +124,7 @@ class _Kernel(Writer):
             self.scalar("signs_site")
             words = self.call("element_words")
             self.add(
-                f"first = tl.arange(0, {units}).to(tl.int64) * {u}",
+                f"first = {self.rotated_unit(units)}.to(tl.int64) * {u}",
                 f"sign = {words}(first, {STREAM_SIGNS}, seed, signs_site.to(tl.uint32), {u}) >> 31  # ({u}, {units})",
             )
         else:
@@ -138,14 +134,21 @@ class _Kernel(Writer):
                 units = 1
                 index = "k" if n == u else f"k % {n}"
             else:
-                self.add(f"index = (tl.arange(0, {units})[None, :] * {u} + k) % {n}")
+                self.add(f"index = ({self.rotated_unit(units)}[None, :] * {u} + k) % {n}")
                 index = "index % 32" if n > 32 else "index"
             mask = f"tl.full((1, 1), {masks[0]:#x}, tl.uint32)"
             for f, m in zip(range(32, n, 32), masks[1:], strict=True):
                 mask = f"tl.where(index >= {f}, tl.full((1, 1), {m:#x}, tl.uint32), {mask})"
             self.add(f"sign = ({mask} >> ({index}).to(tl.uint32)) & 1")
         self.add("sign = 1.0 - 2.0 * sign.to(tl.float32)")
-        if units > 1 and self.by_rows:
+        if units > 1 and spec.held > 1:
+            a, b = spec.held, units // spec.held
+            shape = f"({u}, {a}, TR * TB // {units}, {b})"
+            self.add(
+                f"sign = tl.broadcast_to(tl.reshape(sign, ({u}, {a}, 1, {b})), {shape})",
+                f"sign = tl.reshape(sign, ({u}, TR * TB))",
+            )
+        elif units > 1 and self.by_rows:
             shape = f"({u}, TR * TB // {units}, {units})"
             self.add(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :], {shape}), ({u}, TR * TB))")
         elif units > 1:
@@ -305,7 +308,12 @@ class _Kernel(Writer):
     def quotient(self, divisor: str) -> str:
         """|x| over the block's divisor, 0 where that is 0."""
         self.add(f"divisor = {self.spread(divisor)}")
-        return "tl.where((divisor > 0.0)[None, :], tl.div_rn(tl.abs(x), divisor[None, :]), 0.0)"
+        return f"tl.where((divisor > 0.0)[None, :], {self.over_divisor('tl.abs(x)')}, 0.0)"
+
+    def over_divisor(self, value: str) -> str:
+        """A tile over `divisor`, one of each unit."""
+        # The interpreter's fma rounds twice.
+        return f"tl.div_rn({value}, divisor[None, :])" if self.interpreted else f"{self.call('divide')}({value}, divisor)"
 
     def ms_eden(self, q: NVFP4) -> None:
         self.section("scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)")
@@ -330,7 +338,8 @@ class _Kernel(Writer):
     def fp8(self, q: FP8) -> None:
         self.section("scales: amax over the format's maximum, FP32")
         self.add(f"s = tl.div_rn(block_max, {f32(ELEMENT_MAX[q.format])})", "s = tl.where(s > 0.0, s, 1.0)")
-        self.elements(f"tl.div_rn(x, {self.over(self.spread('s'))})")
+        self.add(f"divisor = {self.spread('s')}")
+        self.elements(self.over_divisor("x"))
         self.add('s = tl.where(finite, s, float("nan"))')
 
     def mx(self, q: MXFP4 | MXFP8) -> None:
@@ -441,8 +450,7 @@ class _Kernel(Writer):
         spec, u = self.spec, self.spec.unit
         self.pointer("y_ptr")
         if spec.dtype == "bf16":
-            interpreted = self.target.name == INTERPRETER
-            self.add(f"{name} = {self.call('to_bf16')}({name})" if interpreted else f"{name} = {name}.to(tl.bfloat16)")
+            self.add(f"{name} = {self.call('to_bf16')}({name})" if self.interpreted else f"{name} = {name}.to(tl.bfloat16)")
         elif spec.dtype in ("e4m3", "e5m2"):
             self.add(
                 f"_, code = {self.round_exmy(f'tl.abs({name})', spec.dtype)}",

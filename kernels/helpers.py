@@ -23,6 +23,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "exmy_value": ("floats",),
     "element_value": ("bits", "floats"),
     "with_sign": ("bits", "floats"),
+    "divide": ("bits", "floats"),
     "butterfly": ("floats",),
     "element_words": ("philox", "interleave"),
     "any_words": ("philox",),
@@ -127,6 +128,38 @@ helper(
 def to_bf16(x):
     """FP32 to the nearest BF16, by its bits: the interpreter's own conversion truncates."""
     return (bits(round_bf16(x)) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+''',
+)
+helper(
+    "round_bf16_pairs",
+    '''
+@triton.jit
+def round_bf16_pairs(x):
+    """FP32 rounded to the nearest BF16, still FP32; cvt.rn.bf16x2.f32, two at once (one alone is a slow instruction)."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }",
+        "=f,=f,f,f", [x], dtype=tl.float32, is_pure=True, pack=2,
+    )
+''',
+)
+helper(
+    "divide",
+    '''
+@triton.jit
+def divide(x, d):
+    """x (U, G) / d (G,), rounded to the nearest where it is in 2^-100 .. 2^100; tiny, huge or NaN beyond.
+
+    One IEEE reciprocal for all of a column, then Markstein's correction, twice: fma.rn.f32. d comes into [1, 2) first, so that
+    nothing that matters over- or underflows.
+    """
+    power = floats(tl.minimum(tl.maximum((254 << 23) - (bits(d) & 0x7F800000), 1 << 23), 253 << 23))
+    n = d * power
+    r = tl.broadcast_to(tl.div_rn(1.0, n)[None, :], x.shape)
+    minus = tl.broadcast_to((n * -1.0)[None, :], x.shape)
+    x = x * power[None, :]
+    q = x * r
+    q = tl.fma(tl.fma(q, minus, x), r, q)
+    return tl.fma(tl.fma(q, minus, x), r, q)
 ''',
 )
 helper(

@@ -88,6 +88,13 @@ class KernelSpec:
         return 1 if self.rotation is None else max(1, self.rotation.size // self.unit)
 
     @property
+    def held(self) -> int:
+        """Neighbouring units of one row that a thread holds, so that it rotates them alone."""
+        if self.memory == "columns" or self.block[0] > 1 or self.outer_units or self.block_units > 4:
+            return 1
+        return min(4, self.rotation_units)
+
+    @property
     def outer_units(self) -> int:
         """Units that share an outer scale; 0 without one."""
         return 0 if self.quantizer is None else self.quantizer.outer // self.unit
