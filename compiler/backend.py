@@ -151,8 +151,20 @@ def fp4(
     joint = JointPass(
         policy, inputs, read.save_weights, read.strict, done, read.observer, batch, tensor.group if tensor else ""
     )
+    key = _report_key(joint, gm, example_inputs)
+    compiled = compile_with(read, joint, gm, example_inputs)
+    if received:
+        _store(key, received)
+    else:  # the compile cache had the graph: the passes did not run
+        for report in _load(key):
+            _publish(report, parameters)
+    return compiled
+
+
+def compile_with(read: Options, joint: JointPass, gm: GraphModule, example_inputs: Sequence[Any], **how: Any) -> Any:
+    """Inductor's ``compile_fx`` with the joint pass and the lowering in it. how: more of its arguments, e.g. inner_compile."""
     patches: dict[str, Any] = {
-        **(_exact_settings() if quantizes(policy) else {}),
+        **(_exact_settings() if quantizes(joint.policy) else {}),
         **torch._inductor.list_mode_options(read.mode or "default"),
         **read.inductor,
         # mode "lite" switches passes off, ours with them: the model would silently stay in BF16.
@@ -161,18 +173,10 @@ def fp4(
     }
     patches["joint_custom_pre_pass"] = Chain.of(patches, "joint_custom_pre_pass", joint)
     patches["post_grad_custom_pre_pass"] = Chain.of(patches, "post_grad_custom_pre_pass", LowerPass(read.kernels))
-
-    key = _report_key(joint, gm, example_inputs)
     # At budget 0 the partitioner saves graph inputs alone, and backward would draw another seed than forward did.
     budget = torch._functorch.config.activation_memory_budget or SMALLEST_BUDGET
     with torch._functorch.config.patch(activation_memory_budget=budget):
-        compiled: Any = compile_fx(gm, example_inputs, config_patches=patches)
-    if received:
-        _store(key, received)
-    else:  # the compile cache had the graph: the passes did not run
-        for report in _load(key):
-            _publish(report, parameters)
-    return compiled
+        return compile_fx(gm, example_inputs, config_patches=patches, **how)
 
 
 def reset() -> None:

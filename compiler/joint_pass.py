@@ -62,7 +62,7 @@ class JointPass(CustomGraphPass):
             return
         from fp4.passes import JOINT_PASSES
 
-        context = Context(self.policy, self.inputs, self.save_weights, self.batch, self.tensor_group)
+        context = self.context()
         pipeline.run(JOINT_PASSES, graph, context, self.observer)
         training = any("partitioner_tag" in node.meta for node in graph.nodes)
         report = describe(context, "training" if training else "inference")
@@ -74,6 +74,10 @@ class JointPass(CustomGraphPass):
                 + "\n  ".join(report.failures)
                 + "\nWrite a rule that keeps these linears (fp4.keep), or leave out strict"
             )
+
+    def context(self) -> Context:
+        """What the passes of one graph share, made anew for each graph."""
+        return Context(self.policy, self.inputs, self.save_weights, self.batch, self.tensor_group)
 
     def uuid(self) -> Any | None:
         policy = self.policy.digest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fp4.compiler.explain.capture import ExplainError
+from fp4.compiler.explain.explanation import Explanation, explain
 from fp4.compiler.explain.measure import Measurement, measure
 from fp4.compiler.explain.step import StepError
 from fp4.compiler.policy import (
@@ -32,6 +34,8 @@ __all__ = [
     "MXFP4",
     "MXFP8",
     "NVFP4",
+    "ExplainError",
+    "Explanation",
     "GemmPrecision",
     "LinearPrecision",
     "LinearSite",
@@ -46,6 +50,7 @@ __all__ = [
     "Rule",
     "SpecError",
     "StepError",
+    "explain",
     "keep",
     "keep_last",
     "measure",

@@ -1,1 +1,1 @@
-"""Inspection of what the compiler does to a model: graphs, drawings, errors."""
+"""Inspection of what the compiler does to a model: graphs, MLIR, drawings, errors."""

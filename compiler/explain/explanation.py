@@ -1,0 +1,128 @@
+"""``fp4.explain``: what the compiler makes of a model, without a training step and without a GPU."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+
+from fp4.compiler.backend import Options
+from fp4.compiler.explain import fx
+from fp4.compiler.explain.capture import BACKWARD, FORWARD, LOWERED, REWRITTEN, TAGGED, Captured, ExplainError, capture
+from fp4.compiler.explain.table import ExplainTable
+from fp4.compiler.policy import Policy
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """A captured model. graphs: one for each compiled graph, one where Dynamo did not break the model.
+
+    model: its class's name. target: "cpu", or the GPU architecture that `lowered` and the kernels are for.
+    """
+
+    model: str
+    policy: Policy
+    target: str
+    graphs: list[Captured]
+
+    @property
+    def stages(self) -> list[str]:
+        """What fx, diff and mlir take: captured, tagged, the passes, rewritten, forward, backward, lowered."""
+        passes = list(self.graphs[0].stages)
+        return ["captured", TAGGED, *passes[1:], REWRITTEN, FORWARD, BACKWARD, LOWERED]
+
+    def table(self, collapse: bool = False) -> ExplainTable:
+        """Every linear, its GEMMs, their operands, what is saved. collapse: layers that are alike once."""
+        return ExplainTable.of(self.graphs, collapse)
+
+    def fx(self, stage: str = REWRITTEN) -> str:
+        """The graphs at a stage, as readable code. Raises ExplainError for an unknown stage."""
+        if stage == LOWERED:
+            pairs = zip(self.graphs, self._lowered, strict=True)
+            codes = [fx.code(gm, f"{LOWERED}_{name}", c.context.inputs) for c, pair in pairs for name, gm in pair.items()]
+            return "\n\n".join(codes)
+        parts = []
+        for captured in self.graphs:
+            graph = self._graph(captured, stage)
+            if graph is not None:
+                parts.append(fx.code(graph, stage, captured.context.inputs))
+        return "\n\n".join(parts)
+
+    def diff(self, first: str = TAGGED, second: str = REWRITTEN, context: int = 2) -> str:
+        """Unified diff of the code at two stages; empty where nothing changed. context: lines around a change."""
+        return fx.diff(self.fx(first), self.fx(second), (first, second), context)
+
+    def _graph(self, captured: Captured, stage: str) -> Graph | GraphModule | None:
+        if stage in captured.stages:
+            return captured.stages[stage]
+        if stage == TAGGED:
+            return captured.stages["assign_precision"]
+        if stage == REWRITTEN:
+            return captured.rewritten
+        if stage in (FORWARD, BACKWARD):
+            return getattr(captured, stage)
+        raise ExplainError(f"no stage {stage!r}; write one of {', '.join(self.stages)}")
+
+    @cached_property
+    def _lowered(self) -> list[dict[str, GraphModule]]:
+        """The partitioned graphs after the lowering for the target."""
+        found = []
+        for captured in self.graphs:
+            pair = {FORWARD: captured.forward, BACKWARD: captured.backward}
+            found.append({name: lower(gm, self.target) for name, gm in pair.items() if gm is not None})
+        return found
+
+
+def lower(gm: GraphModule, target: str) -> GraphModule:
+    """A copy of a partitioned graph, lowered as for a device of the target."""
+    from fp4.passes import LOWERING
+    from fp4.passes.lower_emulated import LowerEmulated
+
+    made = copy.deepcopy(gm)
+    for p in LOWERING:
+        if isinstance(p, LowerEmulated):  # the captured graph is a CPU's: as if it were the GPU's
+            if target != CPU:
+                LowerEmulated(device="cpu").run(made.graph)
+        else:
+            p.run(made.graph)
+    made.graph.lint()
+    return made
+
+
+def explain(
+    model: nn.Module,
+    *inputs: Any,
+    recipe: str | None = None,
+    policy: Policy | None = None,
+    phase: str | None = None,
+    target: str | None = None,
+    autocast: torch.dtype | None = None,
+    save_weights: bool = False,
+    **named: Any,
+) -> Explanation:
+    """What ``torch.compile(model, backend="fp4")`` would make of the model's forward and backward. Nothing is run or allocated.
+
+    inputs, named: the model's arguments, of which only shapes and dtypes matter; they and the model may lie on any device,
+        "meta" included. Under ``torch.no_grad()``, or where nothing requires a gradient, the inference graph.
+    recipe, policy, phase, save_weights: as the backend's options. target: "cpu" (default), or a GPU architecture such as
+        "sm_90" or "sm_100a", for the lowered graphs and the kernels.
+    autocast: dtype that the model's matrix products run in, e.g. torch.bfloat16; the surrounding autocast's when None.
+
+    Raises ExplainError for a model that cannot be traced without values, OptionError and PolicyError as the backend does,
+    TargetError for an unknown target.
+    """
+    given = {"recipe": recipe, "policy": policy, "phase": phase, "save_weights": save_weights}
+    options = Options.read({k: v for k, v in given.items() if v is not None}, None)
+    if target not in (None, CPU):
+        from fp4.kernels.target import Target
+
+        target = Target(str(target)).name
+    graphs = capture(model, inputs, named, options, autocast)
+    return Explanation(type(model).__name__, options.resolved(), target or CPU, graphs)
