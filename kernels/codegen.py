@@ -383,7 +383,11 @@ class _Kernel(Writer):
             self.add(f"tl.store({self.pointer('tensor_scale_ptr')} + tile, tensor_scale, mask=tile == 0)")
         if spec.output != "packed":
             return
-        self.coordinates("block_row", "block_column", q.block[0], spec.block_units)
+        scale, block_rows = "s" if spec.fp8_blocks else "scale_code", q.block[0]
+        if spec.scale_layout == "swizzled" and block_rows > 1:  # tensor cores read a scale for every row
+            n, b = self.row_axis()
+            scale, block_rows = f"{self.call('repeat')}({scale}, {n}, {b})", 1
+        self.coordinates("block_row", "block_column", block_rows, spec.block_units)
         self.add(f"block_columns = units // {spec.block_units}" if spec.block_units > 1 else "block_columns = units")
         if spec.scale_layout == "swizzled":
             self.add(
@@ -392,8 +396,8 @@ class _Kernel(Writer):
             )
         else:
             self.add("at = block_row * block_columns + block_column")
-        within = "(block_row < rows)" if q.block[0] == 1 else f"(block_row * {q.block[0]} < rows)"
-        stored = "s" if spec.fp8_blocks else "scale_code.to(tl.uint8)"
+        within = "(block_row < rows)" if block_rows == 1 else f"(block_row * {block_rows} < rows)"
+        stored = scale if spec.fp8_blocks else f"{scale}.to(tl.uint8)"
         self.add(f"tl.store({self.pointer('scales_ptr')} + at, {stored}, mask={within} & (block_column < block_columns))")
         if q.has_outer_scale:
             self.coordinates("group_row", "group_column", 1, spec.outer_units)

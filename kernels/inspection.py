@@ -9,7 +9,7 @@ import collections
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ class Compiled:
     """What one kernel is on one architecture.
 
     registers: of a thread. shared: bytes of a program. spills: bytes a thread of local memory. stack: bytes a thread.
-    conversions: layout conversions in TTGIR. instructions: SASS opcodes by count, static.
+    conversions: layout conversions in TTGIR. instructions: SASS opcodes by count, static. tensor_memory: columns of a program
+    (sm_100, sm_103).
     """
 
     registers: int
@@ -44,6 +45,7 @@ class Compiled:
     ttir: str = ""
     llir: str = ""
     sass: str = ""
+    tensor_memory: int = 0
 
     def count(self, pattern: str) -> int:
         """Static SASS instructions whose opcode matches the pattern from its start."""
@@ -76,6 +78,7 @@ def inspect(compiled: Any) -> Compiled:
         ttir=compiled.asm["ttir"],
         llir=compiled.asm["llir"],
         sass=sass,
+        tensor_memory=getattr(compiled.metadata, "tmem_size", None) or 0,
     )
 
 
@@ -84,7 +87,8 @@ class Candidate:
     """A kernel that is to be compiled and judged.
 
     name: unique in its list. family: "quantize" or "matmul". compile: for a target. source: the Triton source for it.
-    needs: the least count of SASS instructions by a name that the table shows, (pattern, count) each.
+    needs: the least count of SASS instructions by a name that the table shows, (pattern, count) each. check: more faults that
+    only kernels of its kind have.
     """
 
     name: str
@@ -92,6 +96,7 @@ class Candidate:
     compile: Callable[[Target], Compiled]
     source: Callable[[Target], str]
     needs: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    check: Callable[[Compiled, Target], Sequence[str]] = lambda compiled, target: ()
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ def judged(candidate: Candidate, target: Target, compiled: Compiled) -> Row:
         converts=compiled.count(FP4_CONVERTS),
         instructions=sum(compiled.instructions.values()),
         counts=counts,
-        faults=faults(compiled, target, candidate.needs),
+        faults=(*faults(compiled, target, candidate.needs), *candidate.check(compiled, target)),
     )
 
 

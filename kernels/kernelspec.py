@@ -28,7 +28,7 @@ class KernelSpec:
         depends on it.
     input: bf16, fp16 or fp32.
     aligned: C (rotated: after padding) is a multiple of 8, so one counter's eight draws go to neighbours.
-    scale_layout: "plain", or "swizzled" (the tensor cores').
+    scale_layout: "plain", or "swizzled" (the tensor cores': one scale a row, whatever the block's rows).
     located: the operand is a part of a matrix, and its elements draw as that matrix's: the seed is one of ``rng.locate``.
     """
 

@@ -49,7 +49,7 @@ def quantize(
     x: (R, C), BF16, FP16 or FP32, on a CUDA device. amax: FP32 of one element, the (rotated) operand's; computed by a first
     kernel when None and needed. seed: one int64 element on the same device, or what ``rng.locate`` makes of it. site,
     signs_site: the draw sites of the rounding and of fresh signs; one site for both when signs_site is None. swizzled: block
-    scales in the tensor cores' order, flat.
+    scales in the tensor cores' order, flat, one a row (``layout.swizzle`` of ``layout.row_scales``).
 
     Raises SpecError for a missing seed, TypeError for another dtype, TargetError for a device that cannot.
     """
@@ -59,7 +59,7 @@ def quantize(
     bytes_per_row = column_blocks * (q.block[1] // 2 if q.packed else q.block[1])
     codes = x.new_empty((r, bytes_per_row), dtype=torch.uint8)
     if swizzled:
-        size = ceil_div(row_blocks, TILE_ROWS) * ceil_div(column_blocks, TILE_COLUMNS) * TILE_BYTES
+        size = ceil_div(r, TILE_ROWS) * ceil_div(column_blocks, TILE_COLUMNS) * TILE_BYTES
         scales = x.new_zeros((size,), dtype=torch.uint8)
     else:
         scale_dtype = torch.float32 if q.scale_format == "fp32" else torch.uint8

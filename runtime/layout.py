@@ -70,6 +70,11 @@ def unpack(codes: Tensor) -> Tensor:
     return ((byte & 0xF) | ((byte >> 4) << 8)).contiguous().view(torch.uint8)
 
 
+def row_scales(scales: Tensor, rows: Size, block_rows: int) -> Tensor:
+    """Block scales (ceil(R/block_rows), C) as tensor cores read them, one scale a row: (R, C)."""
+    return scales if block_rows == 1 else scales.repeat_interleave(block_rows, 0)[:rows].contiguous()
+
+
 def swizzle(scales: Tensor) -> Tensor:
     """Block scales (R, C) uint8 in the tensor cores' order: flat uint8, 512 bytes a tile of 128 rows x 4 scales.
 
