@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from fp4.compiler.graph import Builder, aten
 from fp4.compiler.pipeline import Context
@@ -24,18 +24,21 @@ class AssignPrecision:
     def run(self, graph: Graph, context: Context) -> bool:
         context.decisions, warnings = context.policy.assign([linear.site for linear in context.linears])
         context.warnings += warnings
-        changed = False
+        replaced: dict[Node, Node] = {}
         for linear, decision in zip(context.linears, context.decisions, strict=True):
             precisions = decision.precision.gemms()
             for role, gemm in linear.gemms.items():
                 if precisions[role].quantized:
+                    old = gemm.node
                     _to_fp4_mm(graph, gemm)
-                    changed = True
+                    replaced[old] = gemm.node
                 # The pass may meet this graph again (nested regions): a marked GEMM is decided.
                 gemm.node.meta["fp4"] = f"{linear.site.name} {role}"
+        for linear in context.linears:  # one linear's output may be the next one's operand
+            linear.x, linear.w = replaced.get(linear.x, linear.x), replaced.get(linear.w, linear.w)
         for gemm in context.unknown:
             gemm.node.meta["fp4"] = f"unknown: {gemm.reason}"
-        return changed
+        return bool(replaced)
 
 
 def _to_fp4_mm(graph: Graph, gemm: GemmSite) -> None:
