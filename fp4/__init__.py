@@ -6,6 +6,7 @@ from fp4.compiler.explain.capture import ExplainError
 from fp4.compiler.explain.explanation import Explanation, explain
 from fp4.compiler.explain.measure import Measurement, measure
 from fp4.compiler.explain.step import StepError
+from fp4.compiler.explain.suggest import Budget, Suggestion, suggest
 from fp4.compiler.policy import (
     BF16,
     GemmPrecision,
@@ -34,6 +35,7 @@ __all__ = [
     "MXFP4",
     "MXFP8",
     "NVFP4",
+    "Budget",
     "ExplainError",
     "Explanation",
     "GemmPrecision",
@@ -50,6 +52,7 @@ __all__ = [
     "Rule",
     "SpecError",
     "StepError",
+    "Suggestion",
     "explain",
     "keep",
     "keep_last",
@@ -60,5 +63,6 @@ __all__ = [
     "recipes",
     "report",
     "rule",
+    "suggest",
     "switch",
 ]

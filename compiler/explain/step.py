@@ -100,14 +100,15 @@ class Step:
     captured: Captured
     arguments: tuple[Any, ...]
 
-    def run(self, graph: Graph, seed: int = 0, record: Callable[..., None] | None = None) -> Outcome:
-        """Run a rewritten copy of the graph, forward and backward. seed: of every random draw, dropout's included.
+    def run(self, graph: Graph, seed: int = 0, record: Callable[..., None] | None = None, draw: int | None = None) -> Outcome:
+        """Run a rewritten copy of the graph, forward and backward. seed: of the model's random draws, such as dropout's.
 
-        record: called with the arguments of each ``tap`` node, in execution order.
+        draw: seed of the quantizers' and rotations' draws; `seed` when None. record: called with the arguments of each ``tap``
+        node, in execution order.
         """
         device = next((a.device for a in self.arguments if isinstance(a, Tensor)), torch.device("cpu"))
         values = [self._value(n, device) for n in graph.find_nodes(op="placeholder")]
-        interpreter = _Interpreter(GraphModule(self.captured.root, graph), seed, record)
+        interpreter = _Interpreter(GraphModule(self.captured.root, graph), seed if draw is None else draw, record)
         with torch.random.fork_rng(), torch.no_grad(), torch.autocast(device.type, enabled=False):
             torch.manual_seed(seed)
             results = torch.utils._pytree.tree_leaves(interpreter.run(*values), is_leaf=lambda x: x is None)
