@@ -14,12 +14,11 @@ import fp4
 from fp4.kernels.compile import candidate
 from fp4.kernels.inspection import Candidate, Row, examine
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.target import Target
+from fp4.kernels.target import BLACKWELL, Target
 from fp4.passes.recipes import describe
 
 # The first and the second operand of each GEMM: does the contracted dimension lie along rows of memory, or along columns?
 MEMORY = {"fprop": ("rows", "rows"), "dgrad": ("rows", "columns"), "wgrad": ("columns", "columns")}
-FP4_MMA = ("sm_100a", "sm_103a", "sm_120a", "sm_121a")
 
 
 def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
@@ -40,7 +39,7 @@ def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
                         continue
                     usual = KernelSpec(q, operands.rotation, memory=memory)
                     specs = [usual, dataclasses.replace(usual, output="decoded", scaled=bool(q.outer))]
-                    if target.name in FP4_MMA and q.scale_format != "fp32":
+                    if target.name in BLACKWELL and q.scale_format != "fp32":
                         specs.append(dataclasses.replace(usual, scale_layout="swizzled"))
                     if q.needs_amax and not q.has_outer_scale:
                         specs.append(KernelSpec(None, operands.rotation, output="amax", memory=memory))
@@ -50,7 +49,7 @@ def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
 
 def candidates(recipes: Sequence[str], target: Target) -> list[Candidate]:
     """Every kernel that a step under the recipes needs on the target."""
-    return [candidate(spec) for spec in quantize_specs(recipes or list(fp4.recipes()), target)]
+    return [candidate(spec, target) for spec in quantize_specs(recipes or list(fp4.recipes()), target)]
 
 
 def rows(kernels: Iterable[Candidate], target: Target) -> Iterator[Row]:

@@ -12,8 +12,8 @@ import math
 import struct
 
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.native import NativeRounding
 from fp4.kernels.target import INTERPRETER, Target, TargetError
-from fp4.kernels.writer import Writer
 from fp4.runtime.formats import E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
 from fp4.runtime.reference import MX_CARRY, TOP_EXPONENT
 from fp4.runtime.rng import STREAM_ELEMENT, STREAM_SCALE, STREAM_SIGNS
@@ -30,6 +30,11 @@ def source(spec: KernelSpec, target: Target) -> str:
     """
     if spec.dtype in ("e4m3", "e5m2") and target.name != INTERPRETER and target.capability < 89:
         raise TargetError(f"{target.name} has no FP8 tensor cores to read dtype={spec.dtype!r}; write bf16")
+    if spec.native_draws and not target.draws_e2m1:
+        raise TargetError(
+            f"{target.name} has no cvt.rs.satfinite.e2m1x4.f32, sm_100a and sm_103a have; leave native_draws out: stochastic "
+            "rounding by arithmetic runs on every target"
+        )
     kernel = _Kernel(spec, target)
     kernel.body()
     return kernel.module(kernel.title())
@@ -40,7 +45,7 @@ def f32(value: float) -> str:
     return repr(struct.unpack("f", struct.pack("f", value))[0])
 
 
-class _Kernel(Writer):
+class _Kernel(NativeRounding):
     """The kernel, from load to store."""
 
     def body(self) -> None:
@@ -208,6 +213,11 @@ class _Kernel(Writer):
             self.add(f"value, code = {self.round_exmy(f'tl.abs({scaled})', q.element_dtype)}")
             self.add("code = code | (bits(x) >> 24) & 0x80")
             return
+        if self.native:
+            self.native_codes(scaled)
+            if self.spec.output == "decoded":
+                self.native_values()
+            return
         if q.rounding == "stochastic":
             self.draws()
             self.add(f"value, code = {self.call('round_e2m1_stochastic')}(tl.abs({scaled}), draw)")
@@ -289,26 +299,27 @@ class _Kernel(Writer):
     def four_six(self, q: NVFP4) -> None:
         self.section("scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)")
         self.headroom(q, 6.0)
-        round_e2m1 = self.call("round_e2m1")
         for c in ("6", "4"):
             self.add(f"s{c}, scale_code{c} = {self.round_exmy(f'tl.div_rn(block_max, tensor_scale * {c}.0)', q.scale)}")
-            self.add(
-                f"value{c}, code{c} = {round_e2m1}({self.quotient(f's{c} * tensor_scale')})",
-                f"error = tl.abs(x) - value{c} * {self.over(self.spread(f's{c}'))} * tensor_scale",
-            )
+            self.elements_of_quotient(f"s{c} * tensor_scale", c)
+            magnitude = "x" if self.native else "tl.abs(x)"
+            self.add(f"error = {magnitude} - value{c} * {self.over(self.spread(f's{c}'))} * tensor_scale")
             self.tree_sum(f"error{c}", "error * error")
         self.add(
             "four = error4 < error6  # a tie keeps 6",
             "s, scale_code = tl.where(four, s4, s6), tl.where(four, scale_code4, scale_code6)",
-            f"four = {self.over(self.spread('four'))}",
+            f"four = {self.spread('four')}",
+        )
+        if self.native:
+            self.add("low, high = tl.where(four, low4, low6), tl.where(four, high4, high6)")
+            if self.spec.output == "decoded":
+                self.add("value = tl.where(four[None, :], value4, value6)")
+            return
+        self.add(
+            "four = four[None, :]",
             "value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)",
             "code = code | (bits(x) >> 28) & 8",
         )
-
-    def quotient(self, divisor: str) -> str:
-        """|x| over the block's divisor, 0 where that is 0."""
-        self.add(f"divisor = {self.spread(divisor)}")
-        return f"tl.where((divisor > 0.0)[None, :], {self.over_divisor('tl.abs(x)')}, 0.0)"
 
     def over_divisor(self, value: str) -> str:
         """A tile over `divisor`, one of each unit."""
@@ -320,7 +331,8 @@ class _Kernel(Writer):
         self.headroom(q, q.factor)
         self.add(f"s, _ = {self.round_exmy(f'tl.div_rn(block_max, tensor_scale * {f32(q.factor)})', q.scale)}")
         self.elements_of_quotient("s * tensor_scale")
-        self.tree_sum("projected", f"tl.abs(x) * (value * {self.over('s')} * tensor_scale)")
+        magnitude = "x" if self.native else "tl.abs(x)"  # of the sign of `value`
+        self.tree_sum("projected", f"{magnitude} * (value * {self.over('s')} * tensor_scale)")
         self.tree_sum("square", "x * x")
         self.seed()
         self.scalar("site")
@@ -332,8 +344,18 @@ class _Kernel(Writer):
             f"s, scale_code = {self.round_exmy('s * correction', q.scale, 'word')}",
         )
 
-    def elements_of_quotient(self, divisor: str) -> None:
-        self.add(f"value, code = {self.call('round_e2m1')}({self.quotient(divisor)})", "code = code | (bits(x) >> 28) & 8")
+    def elements_of_quotient(self, divisor: str, suffix: str = "") -> None:
+        """`value` and `code` of the tile's magnitudes over the block's divisor, or 0; native: signed, and packed."""
+        self.add(f"divisor = {self.spread(divisor)}")
+        quotient = f"tl.where((divisor > 0.0)[None, :], {self.over_divisor('tl.abs(x)')}, 0.0)"
+        if self.native:
+            # Of a quotient that is NaN, since huge, cvt would not see the sign.
+            self.native_codes(f"{self.call('with_sign')}(tl.minimum({quotient}, 6.0), x)", suffix)
+            self.native_values(suffix)
+            return
+        self.add(f"value{suffix}, code{suffix} = {self.call('round_e2m1')}({quotient})")
+        if not suffix:
+            self.add("code = code | (bits(x) >> 28) & 8")
 
     def fp8(self, q: FP8) -> None:
         self.section("scales: amax over the format's maximum, FP32")
@@ -417,6 +439,13 @@ class _Kernel(Writer):
                 f"target = codes_ptr + ((row * units + unit) * {u})[None, :] + k",
                 f"tl.store(target, code.to(tl.uint8), mask=({inside})[None, :])",
             )
+        elif self.native and u == 16:
+            self.add(
+                "word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)",
+                f"tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask={inside})",
+            )
+        elif self.native:
+            self.add(f"tl.store(codes_ptr + row * units + unit, low, mask={inside})")
         else:
             self.add(
                 "# eight codes a word, the even column in the low nibble",
@@ -441,7 +470,8 @@ class _Kernel(Writer):
         assert q is not None
         if not spec.fp8_blocks:
             self.add('s = tl.where(finite, s, float("nan"))')
-        self.add(f"x = {self.call('with_sign')}(value, x) * {self.over(self.spread('s'))}")
+        signed = "value" if self.native else f"{self.call('with_sign')}(value, x)"
+        self.add(f"x = {signed} * {self.over(self.spread('s'))}")
         if spec.scaled:
             if q.has_outer_scale:
                 self.add("x = x * tensor_scale[None, :]")

@@ -6,8 +6,9 @@ from typing import Any
 
 from fp4.kernels.build import COMPILE_OPTIONS, build
 from fp4.kernels.codegen import source
-from fp4.kernels.inspection import Candidate, Compiled, inspect
+from fp4.kernels.inspection import TO_FP4, Candidate, Compiled, inspect
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.native import rounds_natively
 from fp4.kernels.target import Target
 from fp4.kernels.tiles import Tile, tile_of
 
@@ -55,13 +56,23 @@ def _type(name: str, spec: KernelSpec) -> str:
     return {"seed_ptr": "*i64", "tensor_scale_ptr": "*fp32"}.get(name, "i32")
 
 
-def candidate(spec: KernelSpec) -> Candidate:
-    """The kernel of `spec` with its usual tile, to be compiled and judged."""
+def candidate(spec: KernelSpec, target: Target) -> Candidate:
+    """The kernel of `spec` with its usual tile, to be compiled and judged.
+
+    Where the target converts to E2M1 itself, the kernel must have a convert for every two elements of a thread, or every two
+    of the two roundings of four_six.
+    """
+    needs, q, tile = {}, spec.quantizer, tile_of(spec, target)
+    if rounds_natively(spec, target):
+        assert q is not None
+        pairs = tile.rows * tile.units * spec.unit // (tile.warps * 32) // 2
+        needs["FP4 converts"] = (TO_FP4, pairs * (2 if getattr(q, "four_six", False) else 1))
     return Candidate(
         name=describe(spec),
         family="quantize",
         compile=lambda target: compile_kernel(spec, target),
         source=lambda target: source(spec, target),
+        needs=needs,
     )
 
 
@@ -78,6 +89,7 @@ def describe(spec: KernelSpec) -> str:
         ("with tensor scale", spec.scaled),
         ("columns", spec.memory == "columns"),
         ("swizzled scales", spec.scale_layout == "swizzled"),
+        ("native draws", spec.native_draws),
         (f"from {spec.input}", spec.input != "bf16"),
     ):
         text += f", {word}" if said else ""

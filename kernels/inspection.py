@@ -22,7 +22,7 @@ SHARED_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 103
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_.]+)", re.MULTILINE)
 # Stores to global memory, by threads, by TMA, or as a reduction there.
 STORES = "STG|UTMASTG|UTMAREDG|UBLKCP|RED|ATOMG"
-FP4_CONVERTS = r"F2FP\.\S*E2M1"
+TO_FP4 = r"F2FP\.SATFINITE\.E2M1"  # two FP32 values, or four in two instructions
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def judged(candidate: Candidate, target: Target, compiled: Compiled) -> Row:
         spills=compiled.spills,
         stack=compiled.stack,
         conversions=compiled.conversions,
-        converts=compiled.count(FP4_CONVERTS),
+        converts=compiled.count(TO_FP4),
         instructions=sum(compiled.instructions.values()),
         counts=counts,
         faults=(*faults(compiled, target, candidate.needs), *candidate.check(compiled, target)),

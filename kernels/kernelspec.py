@@ -30,6 +30,7 @@ class KernelSpec:
     aligned: C (rotated: after padding) is a multiple of 8, so one counter's eight draws go to neighbours.
     scale_layout: "plain", or "swizzled" (the tensor cores': one scale a row, whatever the block's rows).
     located: the operand is a part of a matrix, and its elements draw as that matrix's: the seed is one of ``rng.locate``.
+    native_draws: stochastic rounding by the target's own instruction, whose draws are those of runtime/native.py.
     """
 
     quantizer: Quantizer | None
@@ -42,6 +43,7 @@ class KernelSpec:
     aligned: bool = True
     scale_layout: str = "plain"
     located: bool = False
+    native_draws: bool = False
 
     def __post_init__(self) -> None:
         choices = (
@@ -67,6 +69,9 @@ class KernelSpec:
             raise SpecError(f"{q}: the kernels need outer to be a power of two, e.g. 128")
         if self.scale_layout == "swizzled" and (self.output != "packed" or q is None or q.scale_format == "fp32"):
             raise SpecError("scale_layout='swizzled' is for the one-byte scales of packed output; write 'plain'")
+
+        if self.native_draws and not self.draws_elements:
+            raise SpecError(f"native_draws=True with {q}, which draws for no element; write rounding='stochastic'")
 
     @property
     def block(self) -> tuple[int, int]:

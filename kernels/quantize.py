@@ -43,6 +43,7 @@ def quantize(
     site: int = 0,
     signs_site: int | None = None,
     swizzled: bool = False,
+    native_draws: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, block scales and tensor scale, as ``reference.quantize(reference.rotate(x, ...), ...)`` returns them.
 
@@ -50,6 +51,7 @@ def quantize(
     kernel when None and needed. seed: one int64 element on the same device, or what ``rng.locate`` makes of it. site,
     signs_site: the draw sites of the rounding and of fresh signs; one site for both when signs_site is None. swizzled: block
     scales in the tensor cores' order, flat, one a row (``layout.swizzle`` of ``layout.row_scales``).
+    native_draws: stochastic rounding by the GPU's own instruction, as ``reference.quantize(..., native_draws=True)``.
 
     Raises SpecError for a missing seed, TypeError for another dtype, TargetError for a device that cannot.
     """
@@ -70,6 +72,7 @@ def quantize(
         "packed",
         amax=amax,
         scale_layout="swizzled" if swizzled else "plain",
+        native_draws=native_draws,
         codes_ptr=codes.view(-1).view(words),
         scales_ptr=scales,
         tensor_scale_ptr=tensor_scale,
@@ -88,6 +91,7 @@ def fake_quantize(
     seed: Tensor | None = None,
     site: int = 0,
     signs_site: int | None = None,
+    native_draws: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Decoded values (R, C or its padding by the rotation) and tensor scale; nothing is packed on the way.
 
@@ -100,7 +104,15 @@ def fake_quantize(
     y = x.new_empty((x.shape[0], run.width), dtype=dtype)
     tensor_scale = run.tensor_scale()
     stored = y.view(torch.uint8) if y.element_size() == 1 else y
-    run("decoded", amax=amax, dtype=OUTPUT[dtype], scaled=scaled, y_ptr=stored, tensor_scale_ptr=tensor_scale)
+    run(
+        "decoded",
+        amax=amax,
+        dtype=OUTPUT[dtype],
+        scaled=scaled,
+        native_draws=native_draws,
+        y_ptr=stored,
+        tensor_scale_ptr=tensor_scale,
+    )
     return y, tensor_scale
 
 
@@ -165,6 +177,7 @@ class _Run:
         dtype: str = "bf16",
         scaled: bool = False,
         scale_layout: str = "plain",
+        native_draws: bool = False,
         **pointers: Tensor,
     ) -> None:
         x = self.x
@@ -184,6 +197,7 @@ class _Run:
             aligned=self.width % 8 == 0,
             scale_layout=scale_layout,
             located=located,
+            native_draws=native_draws,
         )
         launch(spec, self.target, x, self.width, self.seed, self.site, self.signs_site, pointers)
 

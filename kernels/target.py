@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100a", "sm_103a", "sm_120a", "sm_121a")
+BLACKWELL = ("sm_100a", "sm_103a", "sm_120a", "sm_121a")
 INTERPRETER = "interpreter"
 
 
@@ -16,13 +17,30 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """name: of `TARGETS`, or "interpreter" (the CPU, for tests)."""
+    """name: of `TARGETS`, or "interpreter" (the CPU, for tests). models: the architecture whose conversion instructions the
+    interpreter runs a model of, or "" for none.
+    """
 
     name: str
+    models: str = ""
 
     def __post_init__(self) -> None:
         if self.name not in (*TARGETS, INTERPRETER):
             raise TargetError(f"target {self.name!r}; write one of {', '.join((*TARGETS, INTERPRETER))}")
+        if self.models and (self.name != INTERPRETER or self.models not in TARGETS):
+            raise TargetError(
+                f"models={self.models!r} of {self.name}; it is for the interpreter, and one of {', '.join(TARGETS)}"
+            )
+
+    @property
+    def rounds_e2m1(self) -> bool:
+        """Does it have cvt.rn.satfinite.e2m1x2.f32 and its inverse?"""
+        return (self.models or self.name) in BLACKWELL
+
+    @property
+    def draws_e2m1(self) -> bool:
+        """Does it have cvt.rs.satfinite.e2m1x4.f32? sm_120a and sm_121a do not."""
+        return (self.models or self.name) in BLACKWELL[:2]
 
     @property
     def capability(self) -> int:

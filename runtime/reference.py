@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp4.runtime.formats import E2M1_MAX, E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
 from fp4.runtime.layout import Size, blocks, ceil_div, cut, materialize, pack, pad_to, unpack
+from fp4.runtime.native import native_bytes
 from fp4.runtime.rng import STREAM_SCALE, STREAM_SIGNS, halves, uniform, words
 from fp4.runtime.rounding import (
     ELEMENT_MAX,
@@ -108,24 +109,34 @@ def _hadamard(y: Tensor) -> Tensor:
 
 
 def quantize(
-    x: Tensor, q: Quantizer, amax: Tensor | None = None, seed: Tensor | None = None, site: int = 0
+    x: Tensor,
+    q: Quantizer,
+    amax: Tensor | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+    native_draws: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, block scales and tensor scale of an operand.
 
     x: (R, C), any float dtype. amax: FP32 0-d, the operand's amax where ``q.needs_amax``; computed when None. seed: one int64
-    element, required where ``q.needs_seed``.
+    element, required where ``q.needs_seed``. native_draws: the stochastic rounding of an instruction (runtime/native.py).
 
     Returns codes uint8, (R, Cp/2) packed or (R, Cp) for 8-bit elements, with Cp = C padded to the block; scales, uint8
     (ceil(R/b0), Cp/b1) in ``q.scale_format``, or FP32 for FP8; tensor scale, FP32 0-d, the factor of the decoded value beyond
     code * scale; or outer scales, FP32 (R, ceil(C/outer)). A block with a NaN or Inf element has a NaN scale; its codes mean
     nothing.
     """
-    _, _, codes, scales, tensor_scale = quantize_values(x, q, amax, seed, site)
+    _, _, codes, scales, tensor_scale = quantize_values(x, q, amax, seed, site, native_draws)
     return pack(codes) if q.packed else codes, scales, tensor_scale
 
 
 def quantize_values(
-    x: Tensor, q: Quantizer, amax: Tensor | None = None, seed: Tensor | None = None, site: int = 0
+    x: Tensor,
+    q: Quantizer,
+    amax: Tensor | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+    native_draws: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`quantize` before packing: (values FP32 (R, Cp), scales FP32, codes uint8 (R, Cp), scales, tensor scale).
 
@@ -135,7 +146,12 @@ def quantize_values(
     rows, columns = x.shape[0], xb.shape[2] * xb.shape[3]
     r = None
     if q.rounding == "stochastic":
-        r = blocks(halves(_need_seed(seed, q), site, x.shape, x.device), q.block)
+        seed = _need_seed(seed, q)
+        if native_draws:
+            r = native_bytes(seed, site, x.shape[0], x.shape[1], x.device) << 14
+        else:
+            r = (halves(seed, site, x.shape, x.device) << 6) | 32
+        r = blocks(r, q.block)
     largest = xb.abs().amax(dim=(1, 3))  # (row blocks, column blocks); NaN and Inf survive a maximum
     finite = largest < torch.inf
     block_max = torch.where(finite, largest, 0.0)

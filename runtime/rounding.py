@@ -52,15 +52,15 @@ def round_bf16(x: Tensor) -> Tensor:
 def round_e2m1(a: Tensor, r: Tensor | None) -> tuple[Tensor, Tensor]:
     """Magnitudes (FP32) to E2M1: (value FP32, code FP32 in 0..7). Saturates at 6, NaN included.
 
-    Half to even; or stochastic, where `r` (int32 in 0..65535) is given: with f the fraction of the step in 2^-16ths, rounded
-    to the nearest, up where r + f >= 2^16. (Below 1 the magnitude is first rounded to a multiple of 2^-23.)
+    Half to even; or stochastic, where `r` (int32 below 2^22) is given: with f the fraction of the step in 2^-22nds, up where
+    r + f >= 2^22. (Below 1 the magnitude is first rounded to a multiple of 2^-23.)
     """
     a = clip(a, float(E2M1_MAX))
     if r is not None:
         # Below 1 the step is that of [1, 2): there 1 is added. Then the step is 2^22 of the last place in every binade: r goes
         # below it, the carry rounds up, into the exponent too.
         below = (a < 1.0).to(torch.float32)
-        i = bits(a + below) + ((r << 6) | 32)
+        i = bits(a + below) + r
         return floats(i & -0x400000) - below, (i >> 22).to(torch.float32) - 252.0 - 2.0 * below
     below2, below4 = a < 2.0, a < 4.0
     n = torch.round(torch.where(below2, a * 2.0, torch.where(below4, a, a * 0.5)))

@@ -53,6 +53,7 @@ def differences(
     amax: Tensor | None = None,
     oracle: Any = None,
     brief: bool = False,
+    native_draws: bool = False,
 ) -> list[str]:
     """Which results of the kernels on `x` are not the oracle's. oracle: the device it runs on, that of x when None.
 
@@ -62,16 +63,17 @@ def differences(
     x_, seed_ = x.to(device), seed.to(device)
     amax_ = None if amax is None else amax.to(device)
     rotated = x_ if rotation is None else reference.rotate(x_, rotation, seed_, site)
-    want = reference.quantize(rotated, q, amax_, seed_, site)
+    want = reference.quantize(rotated, q, amax_, seed_, site, native_draws)
     columns = rotated.shape[1]
     given: dict[str, Any] = {"amax": amax, "rotation": rotation, "seed": seed, "site": site}
+    drawn = {"native_draws": native_draws}
     found = []
 
     def check(name: str, equal: bool) -> None:
         if not equal:
             found.append(name)
 
-    codes, scales, tensor_scale = (t.to(device) for t in kernels.quantize(x, q, **given))
+    codes, scales, tensor_scale = (t.to(device) for t in kernels.quantize(x, q, **given, **drawn))
     check("codes", equal_codes(codes, want[0], want[1], q))
     check("scales", same_bits(scales, want[1]))
     check("tensor scale", same_bits(tensor_scale, want[2]))
@@ -80,7 +82,7 @@ def differences(
         check("amax", same_bits(largest.to(device), reference.amax(rotated)))
         given["amax"] = largest
     for dtype, scaled in ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True), (torch.float32, False)):
-        got = kernels.fake_quantize(x, q, dtype=dtype, scaled=scaled, **given)[0].to(device)
+        got = kernels.fake_quantize(x, q, dtype=dtype, scaled=scaled, **given, **drawn)[0].to(device)
         decode = reference.dequantize(*want, q, columns, dtype) if scaled else reference.decode(*want[:2], q, columns, dtype)
         check(f"decoded {dtype}{' scaled' if scaled else ''}", same_bits(got, decode))
         if brief:
@@ -88,6 +90,6 @@ def differences(
     if rotation is not None:
         check("rotated", same_bits(kernels.rotate(x, rotation, seed=seed, site=site).to(device), rotated))
     if q.scale_format != "fp32":
-        swizzled = kernels.quantize(x, q, swizzled=True, **given)[1].to(device)
+        swizzled = kernels.quantize(x, q, swizzled=True, **given, **drawn)[1].to(device)
         check("swizzled scales", torch.equal(swizzled, swizzle(row_scales(want[1], x.shape[0], q.block[0]))))
     return found

@@ -6,9 +6,11 @@ import re
 
 import pytest
 
-from fp4.kernels.compile import compile_kernel
+from fp4.kernels.codegen import source
+from fp4.kernels.compile import candidate, compile_kernel, describe
+from fp4.kernels.inspection import TO_FP4, examine
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.target import Target
+from fp4.kernels.target import Target, TargetError
 from fp4.kernels.tiles import Tile
 from fp4.runtime.spec import MXFP4, NVFP4, Rotation
 
@@ -49,6 +51,39 @@ def test_a_thread_keeps_its_blocks_in_registers(spec: KernelSpec) -> None:
     compiled = compile_kernel(spec, Target("sm_90"))
     assert compiled.shared == 0
     assert compiled.count("SHFL|LDS|STS") == 0
+
+
+NATIVE = (
+    KernelSpec(NVFP4()),
+    KernelSpec(NVFP4(), H16, output="decoded", memory="columns"),
+    KernelSpec(NVFP4(block=(1, 8))),
+    KernelSpec(NVFP4(four_six=True)),
+    KernelSpec(NVFP4(rounding="ms_eden"), H128),
+    KernelSpec(MXFP4(), scale_layout="swizzled"),
+)
+
+
+@pytest.mark.parametrize("target", ["sm_100a", "sm_103a", "sm_120a", "sm_121a"])
+@pytest.mark.parametrize("spec", NATIVE, ids=describe)
+def test_blackwell_rounds_by_its_own_instruction(spec: KernelSpec, target: str) -> None:
+    row = examine(candidate(spec, Target(target)), Target(target))
+    assert row.faults == ()
+    assert row.converts == row.counts["FP4 converts"] > 0
+
+
+@pytest.mark.parametrize("target", ["sm_100a", "sm_103a"])
+def test_stochastic_rounding_by_its_own_instruction(target: str) -> None:
+    spec = KernelSpec(NVFP4(rounding="stochastic"), native_draws=True)
+    compiled = compile_kernel(spec, Target(target))
+    assert compiled.ptx.count("cvt.rs.satfinite.e2m1x4.f32") * 2 == compiled.count(TO_FP4) > 0
+    assert compiled.count(r"F2FP\.\S*\.RS") == compiled.count(TO_FP4)
+    assert (compiled.spills, compiled.stack) == (0, 0)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120a"])
+def test_a_target_without_the_instruction_refuses(target: str) -> None:
+    with pytest.raises(TargetError, match=f"{target} has no cvt.rs"):
+        source(KernelSpec(NVFP4(rounding="stochastic"), native_draws=True), Target(target))
 
 
 def test_a_transpose_is_rotated_in_registers() -> None:

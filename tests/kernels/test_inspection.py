@@ -96,7 +96,9 @@ def test_the_command_fails_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         done = run(app, ["kernels", *arguments])
         assert (done.exit_code, words in done.output) == (2, True), done.output
-    bad = dataclasses.replace(candidate(KernelSpec(NVFP4())), compile=lambda target: dataclasses.replace(GOOD, stack=8))
+    bad = dataclasses.replace(
+        candidate(KernelSpec(NVFP4()), Target("sm_90")), compile=lambda target: dataclasses.replace(GOOD, stack=8)
+    )
     monkeypatch.setattr(table, "candidates", lambda recipes, target: [bad])
     done = run(app, ["kernels"])
     assert done.exit_code == 1
