@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 from fp4.compiler.backend import Options
-from fp4.compiler.explain import fx
+from fp4.compiler.explain import fx, mlir
 from fp4.compiler.explain.capture import BACKWARD, FORWARD, LOWERED, REWRITTEN, TAGGED, Captured, ExplainError, capture
 from fp4.compiler.explain.table import ExplainTable
 from fp4.compiler.policy import Policy
@@ -59,6 +59,19 @@ class Explanation:
         """Unified diff of the code at two stages; empty where nothing changed. context: lines around a change."""
         return fx.diff(self.fx(first), self.fx(second), (first, second), context)
 
+    def mlir(self, stage: str = REWRITTEN) -> str:
+        """The graphs at a stage as one MLIR module each: ``torch`` ops by torch-mlir, ours in the dialect ``fp4``.
+
+        Each parses and verifies again (``fp4.compiler.explain.mlir.parse``). "lowered" has the kernels of a GPU target, and the
+        rest of our ops as they are: their bodies on a CPU are subgraphs, which torch-mlir does not import.
+        Raises ExplainError for an unknown stage.
+        """
+        if stage == LOWERED:
+            pairs = self._partitioned(kernels_only=True)
+            return "\n".join(mlir.mlir(gm, f"{LOWERED}_{name}") for pair in pairs for name, gm in pair.items())
+        graphs = [self._graph(captured, stage) for captured in self.graphs]
+        return "\n".join(mlir.mlir(graph, stage) for graph in graphs if graph is not None)
+
     def _graph(self, captured: Captured, stage: str) -> Graph | GraphModule | None:
         if stage in captured.stages:
             return captured.stages[stage]
@@ -72,26 +85,29 @@ class Explanation:
 
     @cached_property
     def _lowered(self) -> list[dict[str, GraphModule]]:
-        """The partitioned graphs after the lowering for the target."""
+        return self._partitioned()
+
+    def _partitioned(self, kernels_only: bool = False) -> list[dict[str, GraphModule]]:
+        """The forward and backward graphs, lowered for the target."""
         found = []
         for captured in self.graphs:
             pair = {FORWARD: captured.forward, BACKWARD: captured.backward}
-            found.append({name: lower(gm, self.target) for name, gm in pair.items() if gm is not None})
+            found.append({name: lower(gm, self.target, kernels_only) for name, gm in pair.items() if gm is not None})
         return found
 
 
-def lower(gm: GraphModule, target: str) -> GraphModule:
-    """A copy of a partitioned graph, lowered as for a device of the target."""
+def lower(gm: GraphModule, target: str, kernels_only: bool = False) -> GraphModule:
+    """A copy of a partitioned graph, lowered as for a device of the target; or, kernels_only, its generated kernels alone."""
     from fp4.passes import LOWERING
     from fp4.passes.lower_emulated import LowerEmulated
 
     made = copy.deepcopy(gm)
     for p in LOWERING:
-        if isinstance(p, LowerEmulated):  # the captured graph is a CPU's: as if it were the GPU's
-            if target != CPU:
-                LowerEmulated(device="cpu").run(made.graph)
-        else:
-            p.run(made.graph)
+        if not isinstance(p, LowerEmulated):
+            if not kernels_only:
+                p.run(made.graph)
+        elif target != CPU:  # the captured graph is a CPU's: as if it were the GPU's
+            LowerEmulated(device="cpu").run(made.graph)
     made.graph.lint()
     return made
 
