@@ -55,29 +55,7 @@ def quantize(
 
     Raises SpecError for a missing seed, TypeError for another dtype, TargetError for a device that cannot.
     """
-    run = _Run(x, q, rotation, seed, site, signs_site)
-    r, width = x.shape[0], run.width
-    row_blocks, column_blocks = ceil_div(r, q.block[0]), ceil_div(width, q.block[1])
-    bytes_per_row = column_blocks * (q.block[1] // 2 if q.packed else q.block[1])
-    codes = x.new_empty((r, bytes_per_row), dtype=torch.uint8)
-    if swizzled:
-        size = ceil_div(r, TILE_ROWS) * ceil_div(column_blocks, TILE_COLUMNS) * TILE_BYTES
-        scales = x.new_zeros((size,), dtype=torch.uint8)
-    else:
-        scale_dtype = torch.float32 if q.scale_format == "fp32" else torch.uint8
-        scales = x.new_empty((row_blocks, column_blocks), dtype=scale_dtype)
-    words = {16: torch.int64, 8: torch.int32}[min(16, q.block[1])] if q.packed else torch.uint8
-    tensor_scale = run.tensor_scale()
-    run(
-        "packed",
-        amax=amax,
-        scale_layout="swizzled" if swizzled else "plain",
-        native_draws=native_draws,
-        codes_ptr=codes.view(-1).view(words),
-        scales_ptr=scales,
-        tensor_scale_ptr=tensor_scale,
-    )
-    return codes, scales, tensor_scale
+    return Run(x, q, rotation, seed, site, signs_site).packed(amax, swizzled, native_draws)
 
 
 def fake_quantize(
@@ -98,22 +76,7 @@ def fake_quantize(
     As ``reference.decode`` (``reference.dequantize`` if `scaled`) of what `quantize` returns. dtype: BF16 or FP32; or, for
     MXFP4 without `scaled`, E4M3 or E5M2, saturating where the value is out of range. The rest as `quantize`.
     """
-    if dtype not in OUTPUT:
-        raise TypeError(f"fake_quantize: dtype={dtype}; write one of {', '.join(str(d) for d in OUTPUT)}")
-    run = _Run(x, q, rotation, seed, site, signs_site)
-    y = x.new_empty((x.shape[0], run.width), dtype=dtype)
-    tensor_scale = run.tensor_scale()
-    stored = y.view(torch.uint8) if y.element_size() == 1 else y
-    run(
-        "decoded",
-        amax=amax,
-        dtype=OUTPUT[dtype],
-        scaled=scaled,
-        native_draws=native_draws,
-        y_ptr=stored,
-        tensor_scale_ptr=tensor_scale,
-    )
-    return y, tensor_scale
+    return Run(x, q, rotation, seed, site, signs_site).decoded(dtype, scaled, amax, native_draws)
 
 
 def amax(x: Tensor, *, rotation: Rotation | None = None, seed: Tensor | None = None, signs_site: int = 0) -> Tensor:
@@ -121,24 +84,19 @@ def amax(x: Tensor, *, rotation: Rotation | None = None, seed: Tensor | None = N
 
     A maximum has no order, so the result is the same at every run.
     """
-    result = torch.zeros((), dtype=torch.float32, device=x.device)
-    _Run(x, None, rotation, seed, signs_site, signs_site)("amax", amax_ptr=result.view(torch.int32))
-    return result
+    return Run(x, None, rotation, seed, signs_site, signs_site).amax()
 
 
 def rotate(x: Tensor, rotation: Rotation, *, seed: Tensor | None = None, site: int = 0) -> Tensor:
     """x diag(signs) H_n / sqrt(n), as ``reference.rotate``: (R, C) to (R, C padded to n), BF16 or FP32 as the rotation says."""
-    run = _Run(x, None, rotation, seed, site, site)
-    y = x.new_empty((x.shape[0], run.width), dtype=torch.bfloat16 if rotation.bf16 else torch.float32)
-    run("rotated", dtype=OUTPUT[y.dtype], y_ptr=y)
-    return y
+    return Run(x, None, rotation, seed, site, site).rotated()
 
 
-_amax = amax  # where a parameter has the name
+class Run:
+    """One operand (rows, columns) and what is done to it; each method launches a kernel and returns its results.
 
-
-class _Run:
-    """One operand and what is done to it; called with an output, it launches the kernel."""
+    `packed.PackedRun` is one whose operand is read from codes.
+    """
 
     def __init__(
         self, x: Tensor, q: Quantizer | None, rotation: Rotation | None, seed: Tensor | None, site: int, signs_site: int | None
@@ -147,21 +105,93 @@ class _Run:
             raise ValueError(f"x has {x.dim()} dimensions; flatten it to (rows, contracted dimension)")
         if x.dtype not in INPUT:
             raise TypeError(f"x is {x.dtype}; write x.float() for FP32, or pass bfloat16 or float16")
+        self.x = x
+        self.prepare(x.shape[0], x.shape[1], q, rotation, seed, site, signs_site)
+
+    def prepare(
+        self,
+        rows: int,
+        columns: int,
+        q: Quantizer | None,
+        rotation: Rotation | None,
+        seed: Tensor | None,
+        site: int,
+        signs_site: int | None,
+    ) -> None:
         require_triton()
         random = next((s for s in (q, rotation) if s is not None and s.needs_seed), None)
         if random is not None and seed is None:
             raise SpecError(f"{random} draws random numbers; pass seed, an int64 tensor of one element")
-        self.x, self.q, self.rotation, self.seed = x, q, rotation, seed
+        self.rows, self.columns, self.q, self.rotation, self.seed = rows, columns, q, rotation, seed
         self.site, self.signs_site = site & MASK, (site if signs_site is None else signs_site) & MASK
-        self.width = x.shape[1] if rotation is None else ceil_div(x.shape[1], rotation.size) * rotation.size
-        self.target = target_of(x.device)
+        self.width = columns if rotation is None else ceil_div(columns, rotation.size) * rotation.size
+        self.target = target_of(self.x.device)
+
+    def packed(self, amax: Tensor | None, swizzled: bool, native_draws: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes, block scales, tensor scale."""
+        q, device = self.q, self.x.device
+        assert q is not None
+        row_blocks, column_blocks = ceil_div(self.rows, q.block[0]), ceil_div(self.width, q.block[1])
+        bytes_per_row = column_blocks * (q.block[1] // 2 if q.packed else q.block[1])
+        codes = torch.empty((self.rows, bytes_per_row), dtype=torch.uint8, device=device)
+        if swizzled:
+            size = ceil_div(self.rows, TILE_ROWS) * ceil_div(column_blocks, TILE_COLUMNS) * TILE_BYTES
+            scales = torch.zeros((size,), dtype=torch.uint8, device=device)
+        else:
+            scale_dtype = torch.float32 if q.scale_format == "fp32" else torch.uint8
+            scales = torch.empty((row_blocks, column_blocks), dtype=scale_dtype, device=device)
+        words = {16: torch.int64, 8: torch.int32}[min(16, q.block[1])] if q.packed else torch.uint8
+        tensor_scale = self.tensor_scale()
+        self(
+            "packed",
+            amax=amax,
+            scale_layout="swizzled" if swizzled else "plain",
+            native_draws=native_draws,
+            codes_ptr=codes.view(-1).view(words),
+            scales_ptr=scales,
+            tensor_scale_ptr=tensor_scale,
+        )
+        return codes, scales, tensor_scale
+
+    def decoded(
+        self, dtype: torch.dtype, scaled: bool, amax: Tensor | None, native_draws: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Decoded values, tensor scale."""
+        if dtype not in OUTPUT:
+            raise TypeError(f"fake_quantize: dtype={dtype}; write one of {', '.join(str(d) for d in OUTPUT)}")
+        y = torch.empty((self.rows, self.width), dtype=dtype, device=self.x.device)
+        tensor_scale = self.tensor_scale()
+        stored = y.view(torch.uint8) if y.element_size() == 1 else y
+        self(
+            "decoded",
+            amax=amax,
+            dtype=OUTPUT[dtype],
+            scaled=scaled,
+            native_draws=native_draws,
+            y_ptr=stored,
+            tensor_scale_ptr=tensor_scale,
+        )
+        return y, tensor_scale
+
+    def amax(self) -> Tensor:
+        """The (rotated) operand's largest finite magnitude."""
+        result = torch.zeros((), dtype=torch.float32, device=self.x.device)
+        self("amax", amax_ptr=result.view(torch.int32))
+        return result
+
+    def rotated(self) -> Tensor:
+        assert self.rotation is not None
+        dtype = torch.bfloat16 if self.rotation.bf16 else torch.float32
+        y = torch.empty((self.rows, self.width), dtype=dtype, device=self.x.device)
+        self("rotated", dtype=OUTPUT[dtype], y_ptr=y)
+        return y
 
     def tensor_scale(self) -> Tensor:
         """Where the kernel writes the tensor scale or the outer scales, or the constant that it is."""
         q, device = self.q, self.x.device
         assert q is not None
         if q.has_outer_scale:
-            return torch.empty((self.x.shape[0], ceil_div(self.width, q.outer)), dtype=torch.float32, device=device)
+            return torch.empty((self.rows, ceil_div(self.width, q.outer)), dtype=torch.float32, device=device)
         if q.needs_amax:
             return torch.empty((), dtype=torch.float32, device=device)
         factor = 1.0
@@ -169,37 +199,31 @@ class _Run:
             factor = (3.0 if q.scale_rule == "range_fit" else 1.0) * q.prescale
         return torch.full((), 1.0 / factor, dtype=torch.float32, device=device)
 
-    def __call__(
-        self,
-        output: str,
-        *,
-        amax: Tensor | None = None,
-        dtype: str = "bf16",
-        scaled: bool = False,
-        scale_layout: str = "plain",
-        native_draws: bool = False,
-        **pointers: Tensor,
-    ) -> None:
-        x = self.x
-        if self.q is not None and self.q.needs_amax:
-            if amax is None:
-                amax = _amax(x, rotation=self.rotation, seed=self.seed, signs_site=self.signs_site)
-            pointers["amax_ptr"] = amax.to(device=x.device, dtype=torch.float32)
-        located = self.q is not None and self.q.needs_seed and self.seed is not None and self.seed.numel() == 3
-        spec = KernelSpec(
-            self.q,
-            self.rotation,
+    def __call__(self, output: str, *, amax: Tensor | None = None, **how: Any) -> None:
+        """Launch the kernel of `output`. how: the specification's other fields, and pointers (``..._ptr``)."""
+        quantizes = output in ("packed", "decoded")
+        if quantizes and self.q is not None and self.q.needs_amax:
+            how["amax_ptr"] = (self.amax() if amax is None else amax).to(device=self.x.device, dtype=torch.float32)
+        fields = {name: value for name, value in how.items() if not name.endswith("_ptr")}
+        pointers = {name: value for name, value in how.items() if name.endswith("_ptr")}
+        spec = self.spec(
+            quantizer=self.q if quantizes else None,
+            rotation=self.rotation,
             output=output,
-            dtype=dtype,
-            scaled=scaled,
-            memory="columns" if x.stride(0) == 1 and x.stride(1) != 1 and x.shape[1] > 1 else "rows",
-            input=INPUT[x.dtype],
             aligned=self.width % 8 == 0,
-            scale_layout=scale_layout,
-            located=located,
-            native_draws=native_draws,
+            located=quantizes and self.q is not None and self.q.needs_seed and self.seed is not None and self.seed.numel() == 3,
+            **fields,
         )
-        launch(spec, self.target, x, self.width, self.seed, self.site, self.signs_site, pointers)
+        launch(spec, self.target, self.x, self.width, self.seed, self.site, self.signs_site, pointers | self.read())
+
+    def spec(self, **fields: Any) -> KernelSpec:
+        x = self.x
+        columns = x.stride(0) == 1 and x.stride(1) != 1 and x.shape[1] > 1
+        return KernelSpec(memory="columns" if columns else "rows", input=INPUT[x.dtype], **fields)
+
+    def read(self) -> dict[str, Any]:
+        """Arguments of the kernel beyond those that follow from `x`: what it reads."""
+        return {}
 
 
 def launch(
@@ -210,14 +234,16 @@ def launch(
     seed: Tensor | None,
     site: int,
     signs_site: int,
-    pointers: dict[str, Tensor],
+    pointers: dict[str, Any],
     tile: Tile | None = None,
 ) -> Any:
-    """Run the kernel of `spec` over x (R, C) on the current stream. tile: other than the usual one."""
+    """Run the kernel of `spec` over x (R, C) on the current stream. tile: other than the usual one.
+
+    pointers: the kernel's other arguments by name, and those that override what follows from x.
+    """
     kernel = _kernel(spec, target)
     tile = tile or tile_of(spec, target)
     units = ceil_div(width, spec.block[1]) * spec.block_units
-    grid = (max(1, ceil_div(x.shape[0], tile.rows)) * max(1, ceil_div(units, tile.units)),)
     arguments: dict[str, Any] = {
         "x_ptr": x,
         "seed_ptr": None if seed is None else seed.to(x.device),
@@ -231,6 +257,7 @@ def launch(
         "TB": tile.units,
         **pointers,
     }
+    grid = (max(1, ceil_div(arguments["rows"], tile.rows)) * max(1, ceil_div(units, tile.units)),)
     with torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext():
         return kernel[grid](
             **{name: arguments[name] for name in kernel.arg_names},
