@@ -35,7 +35,7 @@ def source(spec: KernelSpec, target: Target) -> str:
             f"{target.name} has no cvt.rs.satfinite.e2m1x4.f32, sm_100a and sm_103a have; leave native_draws out: stochastic "
             "rounding by arithmetic runs on every target"
         )
-    kernel = _Kernel(spec, target)
+    kernel = GENERATORS.get(type(spec), Kernel)(spec, target)
     kernel.body()
     return kernel.module(kernel.title())
 
@@ -45,7 +45,7 @@ def f32(value: float) -> str:
     return repr(struct.unpack("f", struct.pack("f", value))[0])
 
 
-class _Kernel(NativeRounding):
+class Kernel(NativeRounding):
     """The kernel, from load to store."""
 
     def body(self) -> None:
@@ -517,12 +517,20 @@ class _Kernel(NativeRounding):
                 f"tl.store(target{offset}, {part}, mask=inside)",
             )
 
+    def read(self) -> tuple[object, ...]:
+        """What is read, for the title."""
+        return (self.spec.input,)
+
     def title(self) -> str:
         spec = self.spec
-        what = " -> ".join(str(p) for p in (spec.input, spec.rotation, spec.quantizer) if p is not None)
+        what = " -> ".join(str(p) for p in (*self.read(), spec.rotation, spec.quantizer) if p is not None)
         scaled = ", tensor scale included" if spec.scaled else ""
         output = f"{spec.output} {spec.dtype}" if spec.output in ("decoded", "rotated") else spec.output
         return (
             f"{what}: {output}{scaled}, {spec.memory} together in memory, for {self.target.name}.\n\n"
             f"A program takes TR rows x TB units of {spec.unit} columns. Compile with build.COMPILE_OPTIONS.\n"
         )
+
+
+# The generator of a kind of specification, where it is not `Kernel`: the module that defines the kind adds it.
+GENERATORS: dict[type[KernelSpec], type[Kernel]] = {}

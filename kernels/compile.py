@@ -26,8 +26,9 @@ def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -
 
     kernel = build(source(spec, target))
     tile = tile or tile_of(spec, target)
-    ones = {"rows": "stride_c", "columns": "stride_r"}[spec.memory]
-    constants: dict[Any, Any] = {"TR": tile.rows, "TB": tile.units, ones: 1}
+    constants: dict[Any, Any] = {"TR": tile.rows, "TB": tile.units}
+    if "stride_r" in kernel.arg_names:
+        constants[{"rows": "stride_c", "columns": "stride_r"}[spec.memory]] = 1
     signature = {name: "constexpr" if name in constants else _type(name, spec) for name in kernel.arg_names}
     divisible = [["tt.divisibility", 16]]
     attributes = {
@@ -42,6 +43,8 @@ def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -
 
 
 def _type(name: str, spec: KernelSpec) -> str:
+    if name in spec.pointer_types:
+        return spec.pointer_types[name]
     if name == "x_ptr":
         return _POINTER[name][spec.input]
     if name == "y_ptr":

@@ -21,7 +21,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "e8m0_value": ("floats",),
     "e8m0_inverse": ("floats",),
     "exmy_value": ("floats",),
-    "element_value": ("bits", "floats"),
+    "element_value": ("floats",),
     "with_sign": ("bits", "floats"),
     "divide": ("bits", "floats"),
     "butterfly": ("floats",),
@@ -260,9 +260,8 @@ helper(
 @triton.jit
 def exmy_value(code, M: tl.constexpr, BIAS: tl.constexpr, NAN: tl.constexpr):
     """Codes (int32) of an unsigned format of M mantissa bits to FP32; the code NAN to NaN."""
-    normal = floats((code << (23 - M)) + ((127 - BIAS) << 23))
-    subnormal = code.to(tl.float32) * floats(tl.full((1,), (128 - BIAS - M) << 23, tl.int32))
-    value = tl.where(code < (1 << M), subnormal, normal)
+    # As the exponent and mantissa of a float they are 2^(127 - BIAS) times too small, subnormals included.
+    value = floats(code << (23 - M)) * floats(tl.full((1,), (254 - BIAS) << 23, tl.int32))
     return tl.where(code == NAN, float("nan"), value)
 ''',
 )
@@ -271,11 +270,9 @@ helper(
     '''
 @triton.jit
 def element_value(code):
-    """E2M1 codes (int32, 0..15) to FP32."""
-    m = code & 7
-    # Codes 2..7 are floats of one mantissa bit; 1 is the subnormal 0.5.
-    magnitude = tl.where(m < 2, m.to(tl.float32) * 0.5, floats((m << 22) + (126 << 23)))
-    return floats(bits(magnitude) | ((code & 8) << 28))
+    """E2M1 codes (the low four bits of int32) to FP32."""
+    # As the exponent and mantissa of a float they are 2^126 times too small, subnormals included.
+    return floats(((code << 28) >> 6) & -0x7E400000) * 8.507059173023462e37
 ''',
 )
 helper(

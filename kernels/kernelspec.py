@@ -74,6 +74,11 @@ class KernelSpec:
             raise SpecError(f"native_draws=True with {q}, which draws for no element; write rounding='stochastic'")
 
     @property
+    def pointer_types(self) -> dict[str, str]:
+        """Triton's types of the arguments that only this kind of specification has."""
+        return {}
+
+    @property
     def block(self) -> tuple[int, int]:
         return (1, 16) if self.quantizer is None else (self.quantizer.block[0], self.quantizer.block[1])
 

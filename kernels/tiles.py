@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.packed import PackedSpec
 from fp4.kernels.target import INTERPRETER, Target
 
 
@@ -22,7 +23,12 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     least_rows, least_units = spec.least_tile
     if target.name == INTERPRETER:
         return Tile(max(least_rows, 64), max(least_units, 16), 1)
-    if spec.memory == "rows":
+    if isinstance(spec, PackedSpec) and spec.memory == "columns":
+        # A thread holds 64 elements of one row, or 128 where little else is in registers.
+        units = max(least_units, 4)
+        held = 128 if spec.output == "amax" else 64
+        rows = max(least_rows, 32, held * 128 // (units * spec.unit))
+    elif spec.memory == "rows":
         # 512 columns, so that a warp's 32 loads of 16 bytes follow each other; two units a thread of four warps.
         units = max(least_units, 512 // spec.unit)
         rows = max(least_rows, 4096 // (units * spec.unit))
