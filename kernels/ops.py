@@ -15,7 +15,9 @@ from fp4.runtime.layout import Size, ceil_div
 from fp4.runtime.spec import Quantizer, Rotation
 
 LIBRARY = torch.library.Library("fp4", "FRAGMENT")
-ARGUMENTS = "Tensor x, Tensor? amax, str quantizer, str rotation, Tensor? seed, int site, int signs_site"
+DRAWS = "Tensor? amax, str quantizer, str rotation, Tensor? seed, int site, int signs_site"
+ARGUMENTS = f"Tensor x, {DRAWS}"
+PACKED = "Tensor codes, Tensor scales, Tensor? factor, str source, SymInt columns, ScalarType decoded, bool transposed"
 
 
 def _specs(quantizer: str, rotation: str) -> tuple[Quantizer, Rotation | None]:
@@ -91,10 +93,94 @@ def _fake_quantize_fake(
     return x.new_empty((x.shape[0], width), dtype=dtype), ops.quantized_fake(x, x.shape[0], width, q)[2]
 
 
+def _decoded(
+    codes: Tensor, scales: Tensor, factor: Tensor | None, source: str, columns: int, dtype: torch.dtype, transposed: bool
+) -> Tensor:
+    """The operand that the kernels decode as they read it."""
+    q = ops.quantizer(source)
+    if factor is None:
+        x = reference.decode(codes, scales, q, columns, dtype)
+    else:
+        x = reference.dequantize(codes, scales, factor, q, columns, dtype)
+    return x.t() if transposed else x
+
+
+def _requantize(
+    codes: Tensor,
+    scales: Tensor,
+    factor: Tensor | None,
+    source: str,
+    columns: int,
+    decoded: torch.dtype,
+    transposed: bool,
+    amax: Tensor | None,
+    quantizer: str,
+    rotation: str,
+    seed: Tensor | None,
+    site: int,
+    signs_site: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if codes.device.type == "cuda":
+        from fp4.kernels.requantize import Packed, requantize
+
+        packed = Packed(codes, scales, factor, ops.quantizer(source), columns, decoded, transposed)
+        q, r = _specs(quantizer, rotation)
+        return requantize(packed, q, amax=amax, rotation=r, seed=seed, site=site, signs_site=signs_site)
+    x = _decoded(codes, scales, factor, source, columns, decoded, transposed)
+    return _rotate_quantize(x, amax, quantizer, rotation, seed, site, signs_site)
+
+
+def _fake_requantize(
+    codes: Tensor,
+    scales: Tensor,
+    factor: Tensor | None,
+    source: str,
+    columns: int,
+    decoded: torch.dtype,
+    transposed: bool,
+    amax: Tensor | None,
+    quantizer: str,
+    rotation: str,
+    seed: Tensor | None,
+    site: int,
+    signs_site: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    if codes.device.type == "cuda":
+        from fp4.kernels.requantize import Packed, fake_requantize
+
+        packed = Packed(codes, scales, factor, ops.quantizer(source), columns, decoded, transposed)
+        q, r = _specs(quantizer, rotation)
+        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site}
+        return fake_requantize(packed, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, **draws)
+    x = _decoded(codes, scales, factor, source, columns, decoded, transposed)
+    return _fake_quantize(x, amax, quantizer, rotation, seed, site, signs_site, dtype)
+
+
+def _decoded_fake(codes: Tensor, scales: Any, factor: Any, source: str, columns: Size, dtype: Any, transposed: bool) -> Tensor:
+    shape = (columns, codes.shape[0]) if transposed else (codes.shape[0], columns)
+    return codes.new_empty(shape, dtype=dtype)
+
+
+def _requantize_fake(*arguments: Any) -> Any:
+    return _rotate_quantize_fake(_decoded_fake(*arguments[:7]), *arguments[7:])
+
+
+def _fake_requantize_fake(*arguments: Any) -> Any:
+    return _fake_quantize_fake(_decoded_fake(*arguments[:7]), *arguments[7:])
+
+
 for _name, _schema, _impl, _fake in (
     ("rotate_quantize", f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _rotate_quantize, _rotate_quantize_fake),
     ("rotated_amax", "(Tensor x, str rotation, Tensor? seed, int signs_site) -> Tensor", _rotated_amax, _rotated_amax_fake),
     ("fake_quantize", f"({ARGUMENTS}, ScalarType dtype) -> (Tensor, Tensor)", _fake_quantize, _fake_quantize_fake),
+    ("requantize", f"({PACKED}, {DRAWS}) -> (Tensor, Tensor, Tensor)", _requantize, _requantize_fake),
+    (
+        "fake_requantize",
+        f"({PACKED}, {DRAWS}, ScalarType dtype) -> (Tensor, Tensor)",
+        _fake_requantize,
+        _fake_requantize_fake,
+    ),
 ):
     LIBRARY.define(_name + _schema)
     LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")

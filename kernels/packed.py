@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from fp4.kernels.codegen import GENERATORS, Kernel
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.target import INTERPRETER
 from fp4.runtime.formats import SCALE_FORMATS
 from fp4.runtime.rounding import nan_code
 from fp4.runtime.spec import NVFP4, Quantizer, SpecError
 
 CODES = 8  # of a word
+PLAIN = NVFP4()
 FACTORS = ("none", "tensor", "outer")
 
 
@@ -38,7 +38,7 @@ class PackedSpec(KernelSpec):
     times the tensor scale or the outer scale too. ragged: the packed matrix's columns are no multiple of 8.
     """
 
-    source: Quantizer = NVFP4()
+    source: Quantizer = PLAIN
     factor: str = "none"
     ragged: bool = False
 
@@ -149,10 +149,7 @@ class PackedKernel(Kernel):
             )
         self.add(f"x = tl.reshape(x, ({spec.unit}, TR * TB))")
         if spec.input == "bf16" and (spec.factor != "none" or not source.exact_in_bf16):
-            if self.target.name == INTERPRETER:
-                self.add(f"x = {self.call('round_bf16')}(x)")
-            else:
-                self.add("x = x.to(tl.bfloat16).to(tl.float32)")
+            self.add(f"x = {self.call('round_bf16' if self.interpreted else 'round_bf16_pairs')}(x)")
 
 
 GENERATORS[PackedSpec] = PackedKernel

@@ -53,9 +53,10 @@ class PackedRun(Run):
         site: int = 0,
         signs_site: int | None = None,
     ) -> None:
-        # The words are read as int32, which wants rows of whole words that begin at one.
         codes = packed.codes.contiguous()
-        self.x = (codes if codes.data_ptr() % 4 == 0 else codes.clone()).view(torch.int32)
+        # Read as int32, so it must begin at one. Flat, since a matrix of no columns has strides that no wider dtype can view.
+        words = (codes if codes.data_ptr() % 4 == 0 else codes.clone()).view(-1).view(torch.int32)
+        self.x = words.view(codes.shape[0], codes.shape[1] // 4)
         self.operand = packed
         rows, columns = codes.shape[0], packed.columns
         if packed.transposed:

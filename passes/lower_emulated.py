@@ -1,8 +1,10 @@
 """On a GPU without FP4 matmuls: each operand's rotation and quantizer become one generated kernel.
 
 ``rotate -> amax -> quantize -> dequantize`` is ``fp4::fake_quantize`` where nothing of the codes is saved or read elsewhere: no
-packing, no unpacking. Where forward saves the codes, it is ``fp4::rotate_quantize``. Both equal the oracle bit for bit, so the
-GEMMs, on operands decoded exactly to BF16, are the same as on any device. What is left is lowered as on a CPU.
+packing, no unpacking. Where forward saves the codes, it is ``fp4::rotate_quantize``. Where the operand is itself decoded from
+codes, and transposed, as in the backward of Quartet II, the kernel reads the codes: ``fp4::fake_requantize`` and
+``fp4::requantize``. All equal the oracle bit for bit, so the GEMMs, on operands decoded exactly to BF16, are the same as on any
+device. What is left is lowered as on a CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Graph, Node
 
-from fp4.compiler.graph import Builder, fp4_nodes
+from fp4.compiler.graph import Builder, fp4_nodes, is_transpose
+from fp4.runtime.spec import Quantizer
 
 fp4 = torch.ops.fp4
 
@@ -29,7 +32,7 @@ class LowerEmulated:
         found = [n for n in fp4_nodes(graph, "quantize") if n.meta["val"][0].device.type == self.device]
         if found:
             import fp4.kernels.ops  # noqa: F401  registers the ops
-        for node in found:
+        for node in reversed(found):  # a kernel that reads codes keeps them packed, so it comes before the one that makes them
             _lower(graph, node)
         if found:
             graph.eliminate_dead_code()
@@ -39,21 +42,24 @@ class LowerEmulated:
 def _lower(graph: Graph, node: Node) -> None:
     matrix, amax, quantizer, seed, site = node.args
     _rotate_amax(graph, node, amax)
-    matrix, amax, rotation, rotation_seed, signs_site = _unrotated(node, matrix, amax)
+    matrix, amax, readers, rotation, rotation_seed, signs_site = _unrotated(node, matrix, amax)
     seed = rotation_seed if seed is None else seed
     build = Builder(graph, node)
-    common = (matrix, amax, quantizer, rotation, seed, site, signs_site)
+    packed = _packed(matrix, readers)
+    quantize, fake_quantize = fp4.rotate_quantize.default, fp4.fake_quantize.default
+    if packed:
+        quantize, fake_quantize = fp4.requantize.default, fp4.fake_requantize.default
+    common = (*(packed or (matrix,)), amax, quantizer, rotation, seed, site, signs_site)
     results = {u.args[1]: u for u in node.users}
     codes, scales = results.get(0), results.get(1)
     decodes = [] if codes is None else [u for u in codes.users if u.target is fp4.dequantize.default]
     dtypes = {d.args[5] for d in decodes}
-    readers = {*(codes.users if codes else ()), *(scales.users if scales else ())}
-    if len(dtypes) != 1 or readers != set(decodes):
-        new = build.outputs(build.call(fp4.rotate_quantize.default, *common))
+    if len(dtypes) != 1 or {*(codes.users if codes else ()), *(scales.users if scales else ())} != set(decodes):
+        new = build.outputs(build.call(quantize, *common))
         for i, old in results.items():
             old.replace_all_uses_with(new[i])  # type: ignore[index]
         return
-    decoded, tensor_scale = build.outputs(build.call(fp4.fake_quantize.default, *common, dtypes.pop()))
+    decoded, tensor_scale = build.outputs(build.call(fake_quantize, *common, dtypes.pop()))
     for decode in decodes:
         decode.replace_all_uses_with(decoded)
         graph.erase_node(decode)
@@ -73,14 +79,31 @@ def _rotate_amax(graph: Graph, node: Node, reduced: Any) -> None:
     graph.erase_node(amax)
 
 
-def _unrotated(node: Node, matrix: Any, amax: Any) -> tuple[Any, Any, str, Any, int]:
-    """The matrix below the rotation that only this quantize reads, its amax left to the kernel; the rotation, seed and site."""
+def _unrotated(node: Node, matrix: Any, amax: Any) -> tuple[Any, Any, set[Node], str, Any, int]:
+    """The matrix below the rotation that only this quantize reads, its amax left to the kernel; those of its readers that the
+    kernel replaces; the rotation, seed and site."""
     own_amax = isinstance(amax, Node) and amax.target is fp4.amax.default and set(amax.users) == {node}
     amax_matrix: Any = amax.args[0] if own_amax else None
     if own_amax and amax_matrix is matrix:
         amax = None  # the launcher's first kernel
     readers = {node, *([node.args[1]] if own_amax else [])}
     if not isinstance(matrix, Node) or matrix.target is not fp4.rotate.default or not set(matrix.users) <= readers:
-        return matrix, amax, "", None, 0
+        return matrix, amax, readers, "", None, 0
     source, rotation, seed, site = matrix.args
-    return source, None, str(rotation), seed, int(site)  # type: ignore[arg-type]
+    return source, None, {matrix}, str(rotation), seed, int(site)  # type: ignore[arg-type]
+
+
+def _packed(matrix: Any, readers: set[Node]) -> tuple[Any, ...] | None:
+    """What the kernel reads in place of a matrix that is decoded from FP4 codes for it alone: the first arguments of
+    ``fp4::requantize``."""
+    transposed = is_transpose(matrix)
+    if transposed and set(matrix.users) <= readers:
+        matrix, readers = matrix.args[0], {matrix}
+    if not isinstance(matrix, Node) or matrix.target is not fp4.dequantize.default or not set(matrix.users) <= readers:
+        return None
+    from fp4.kernels.packed import readable
+
+    codes, scales, factor, source, columns, dtype = matrix.args
+    if not readable(Quantizer.parse(str(source))) or dtype not in (torch.bfloat16, torch.float32):
+        return None
+    return codes, scales, factor, source, columns, dtype, transposed

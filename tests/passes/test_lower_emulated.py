@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
 from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fp4
+from fp4.compiler.graph import fp4_nodes
 from fp4.passes.lower_emulated import LowerEmulated
 from fp4.passes.lower_reference import LowerReference
 from tests.graphs import MLP, equal, evaluate, gaussians, ops, rewritten
@@ -69,5 +72,63 @@ def test_the_reference_lowering_leaves_the_kernels() -> None:
         before = ops(new)
         assert LowerReference().run(new)
         assert {n: c for n, c in ops(new).items() if n.startswith("fp4::")} == {
-            n: before[n] for n in ("fp4::fake_quantize", "fp4::rotate_quantize", "fp4::seed") if before[n]
+            n: before[n]
+            for n in ("fp4::fake_quantize", "fp4::rotate_quantize", "fp4::fake_requantize", "fp4::seed")
+            if before[n]
         }
+
+
+@pytest.mark.parametrize("name", ["quartet2", "quartet"])
+def test_the_backward_quantizes_from_codes(name: str) -> None:
+    """The forward copy of X and W, decoded, transposed and rotated, is read from its codes: never decoded to memory."""
+    _, backward = (lowered(g)[1] for g in graphs(name))
+    counts = ops(backward)
+    assert counts["fp4::fake_requantize"] == 6  # W and X of three linears
+    assert counts["fp4::rotate_quantize"] == 3  # the weights' codes, made again from the parameters
+    assert counts["fp4::dequantize"] == counts["fp4::quantize"] == 0
+    reads = [n.args[:3] for n in fp4_nodes(backward, "fake_requantize")]
+    assert [codes.op for codes, _, _ in reads].count("placeholder") == 3  # X's codes, saved by forward
+    assert all(factor is None for _, _, factor in reads)
+
+
+def test_a_decoded_matrix_that_another_node_reads_stays() -> None:
+    """Then it is in memory anyway, and the kernel reads it there."""
+    for user in ("dequantize", "permute"):
+        _, backward = graphs("quartet2")
+        copied = copy.deepcopy(backward)
+        quantize = list(fp4_nodes(copied, "quantize"))[-1]
+        rotate = quantize.args[0]
+        transpose = rotate.args[0]
+        read = transpose if user == "permute" else transpose.args[0]
+        with copied.inserting_after(read):
+            other = copied.call_function(torch.ops.aten.neg.default, (read,))
+            other.meta["val"] = read.meta["val"]
+        (returned,) = copied.output_node().args
+        copied.output_node().args = ((*returned, other),)
+        _, new = lowered(copied)
+        assert ops(new)["fp4::fake_requantize"] == 5
+
+
+def _again(codes: torch.Tensor, scales: torch.Tensor, source: str, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    x = torch.ops.fp4.dequantize(codes, scales, None, source, width, dtype).t()
+    return torch.ops.fp4.quantize(x, torch.ops.fp4.amax(x), "nvfp4", None, 0)
+
+
+def test_what_the_kernels_do_not_read_is_decoded() -> None:
+    """FP16 values, and codes of a quantizer with two-byte elements or other blocks."""
+    codes, scales = torch.zeros(32, 32, dtype=torch.uint8), torch.ones(32, 4, dtype=torch.uint8)
+    for source, dtype, fused in (
+        ("nvfp4", torch.bfloat16, 1),
+        ("nvfp4", torch.float32, 1),
+        ("nvfp4", torch.float16, 0),
+        ("mxfp8", torch.bfloat16, 0),
+    ):
+        width = 64 if source == "nvfp4" else 32
+        blocks = scales[:, : width // (16 if source == "nvfp4" else 32)]
+
+        run = functools.partial(_again, source=source, width=width, dtype=dtype)
+        graph = make_fx(run, tracing_mode="fake")(codes, blocks).graph
+        _, new = lowered(graph)
+        assert ops(new)["fp4::requantize"] == fused
+        assert ops(new)["fp4::rotate_quantize"] == 1 - fused
+        assert equal(evaluate(graph, [codes, blocks]), evaluate(new, [codes, blocks]))
