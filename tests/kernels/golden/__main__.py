@@ -1,0 +1,3 @@
+from tests.kernels.golden import write
+
+write()

@@ -1,0 +1,103 @@
+"""bf16 -> hadamard[size=128,signs=fresh,bf16=no]: amax, rows together in memory, for sm_90.
+
+A program takes TR rows x TB units of 16 columns. Compile with build.COMPILE_OPTIONS.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def philox(counter, stream, seed, site):
+    """Philox4x32-10: four random words (uint32) of each counter (int64)."""
+    c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    c2 = tl.full(counter.shape, stream, tl.uint32)
+    c3 = tl.zeros(counter.shape, tl.uint32)
+    k0, k1 = seed, site
+    for _ in tl.static_range(10):
+        p0, p1 = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c1 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0, p1.to(tl.uint32)
+        c2, c3 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1, p0.to(tl.uint32)
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def interleave(a, b, c, d, N: tl.constexpr, G: tl.constexpr):
+    """Four (N, G): row 4i + j of the result (4N, G) is row i of the j-th."""
+    return tl.reshape(tl.permute(tl.join(tl.join(a, b), tl.join(c, d)), (0, 3, 2, 1)), (4 * N, G))
+
+
+@triton.jit
+def element_words(first, stream, seed, site, U: tl.constexpr):
+    """Random words of U consecutive elements from each index of `first` (G,), multiples of 4: (U, G)."""
+    counter = (first // 4)[None, :] + tl.arange(0, U // 4)[:, None]
+    a, b, c, d = philox(counter, stream, seed, site)
+    return interleave(a, b, c, d, U // 4, first.shape[0])
+
+
+@triton.jit
+def floats(i):
+    """The FP32 values of these 32 bits."""
+    return i.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def butterfly(x, B: tl.constexpr):
+    """One stage of a Hadamard transform: flat x seen as (A, 2, B), [a, b] becomes [a + b, a - b]."""
+    pairs = tl.reshape(x, (x.shape[0] // (2 * B), 2, B))
+    pattern = pairs.to(tl.uint32, bitcast=True)
+    # The partner of each: the sum of both bit patterns less its own. Folded away in one thread, one shuffle between two.
+    partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
+    sign = 1.0 - 2.0 * tl.arange(0, 2).to(tl.float32)
+    return tl.reshape(pairs * sign[None, :, None] + partner, (x.shape[0],))
+
+
+@triton.jit
+def bits(x):
+    """The bits of FP32 values, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=['signs_site'])
+def kernel(x_ptr, seed_ptr, amax_ptr, rows, columns, stride_r, stride_c, signs_site, TR: tl.constexpr, TB: tl.constexpr):
+    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+    width = tl.cdiv(columns, 128) * 128
+    units = tl.cdiv(width, 16)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)
+    tile = tl.program_id(0)
+    g = tl.arange(0, TR * TB)
+    row = (tile // tiles).to(tl.int64) * TR + g % (TR * TB // 4) // (TB // 4)
+    unit = tile % tiles * TB + g % (TR * TB // 4) % (TB // 4) * 4 + g // (TR * TB // 4)
+    k = tl.arange(0, 16)[:, None]
+
+    # load: x (16, TR * TB), zero outside
+    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+    j = tl.arange(0, 8)[:, None]
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+    # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
+    seed = tl.load(seed_ptr).to(tl.uint32)
+    first = (tl.arange(0, 8) % 2 * 4 + tl.arange(0, 8) // 2).to(tl.int64) * 16
+    sign = element_words(first, 1, seed, signs_site.to(tl.uint32), 16) >> 31  # (16, 8)
+    sign = 1.0 - 2.0 * sign.to(tl.float32)
+    sign = tl.broadcast_to(tl.reshape(sign, (16, 4, 1, 2)), (16, 4, TR * TB // 8, 2))
+    sign = tl.reshape(sign, (16, TR * TB))
+    x = x * sign
+    x = tl.reshape(x, (16 * TR * TB,))
+    x = butterfly(x, 1 * TR * TB)
+    x = butterfly(x, 2 * TR * TB)
+    x = butterfly(x, 4 * TR * TB)
+    x = butterfly(x, 8 * TR * TB)
+    x = butterfly(x, 1 * (TR * TB // 4))
+    x = butterfly(x, 2 * (TR * TB // 4))
+    x = butterfly(x, 1)
+    x = tl.reshape(x, (16, TR * TB)) * 0.0883883461356163
+
+    # the largest finite magnitude: as integers, magnitudes have the same order
+    i = bits(x) & 0x7FFFFFFF
+    tl.atomic_max(amax_ptr, tl.max(tl.max(tl.where(i < 0x7F800000, i, 0), 0), 0))

@@ -1,0 +1,117 @@
+"""bf16 -> mxfp4: decoded e5m2, rows together in memory, for sm_90.
+
+A program takes TR rows x TB units of 16 columns. Compile with build.COMPILE_OPTIONS.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def bits(x):
+    """The bits of FP32 values, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def floats(i):
+    """The FP32 values of these 32 bits."""
+    return i.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def group_max(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, N, B): the largest of each N, flat."""
+    return tl.reshape(tl.max(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1), (x.shape[0] // N,))
+
+
+@triton.jit
+def e8m0_inverse(code):
+    """2^(127 - code) of codes 0..254."""
+    return floats(tl.maximum((254 - code) << 23, 0x00400000))
+
+
+@triton.jit
+def repeat(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, 1, B), each N times: flat."""
+    A: tl.constexpr = x.shape[0] // B
+    return tl.reshape(tl.broadcast_to(tl.reshape(x, (A, 1, B)), (A, N, B)), (x.shape[0] * N,))
+
+
+@triton.jit
+def round_e2m1(a):
+    """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
+    a = tl.minimum(a, 6.0)
+    binade = bits(tl.maximum(a, 1.0)) & 0x7F800000  # 1, 2 or 4: below 1 the step is that of [1, 2)
+    magic = floats(binade + 0x0B400000)  # 1.5 * 2^22 times the binade, one unit of which is the step
+    t = a + magic
+    return t - magic, (bits(t) + (binade >> 22) + 2) & 7
+
+
+@triton.jit
+def e8m0_value(code):
+    """2^(code - 127) of codes 0..254."""
+    return floats(tl.maximum(code << 23, 0x00400000))
+
+
+@triton.jit
+def with_sign(magnitude, x):
+    """The magnitude with the sign bit of x, -0.0 included."""
+    return floats(bits(magnitude) | (bits(x) & -0x80000000))
+
+
+@triton.jit
+def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
+    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
+    a = tl.where(a < TOP, a, TOP)
+    # Binades above the first, in which the subnormals lie on the same grid.
+    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
+    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
+    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
+    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+
+
+@triton.jit
+def kernel(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+    width = columns
+    units = tl.cdiv(width, 32) * 2
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)
+    tile = tl.program_id(0)
+    g = tl.arange(0, TR * TB)
+    row = (tile // tiles).to(tl.int64) * TR + g // TB
+    unit = tile % tiles * TB + g % TB
+    k = tl.arange(0, 16)[:, None]
+
+    # load: x (16, TR * TB), zero outside
+    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+    j = tl.arange(0, 8)[:, None]
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+    # amax of each block of 1 x 32: as integers, so that NaN and Inf are the largest
+    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
+    largest = group_max(largest, 2, 1)
+    finite = largest < 0x7F800000
+    block_max = floats(tl.where(finite, largest, 0))
+
+    # scales: 2^E, floor (OCP Microscaling 1.0)
+    scale_code = tl.minimum(tl.maximum(((bits(block_max)) >> 23) - 2, 0), 254)
+    value, code = round_e2m1(tl.abs(x * (repeat(e8m0_inverse(scale_code), 2, 1))[None, :]))
+    code = code | (bits(x) >> 28) & 8
+    s = e8m0_value(scale_code)
+    scale_code = tl.where(finite, scale_code, 255)
+
+    # store
+    s = tl.where(finite, s, float("nan"))
+    x = with_sign(value, x) * (repeat(s, 2, 1))[None, :]
+    _, code = round_exmy(tl.abs(x), 2, 15, 57344.0)
+    code = tl.where(x == x, code, 0x7F) | (bits(x) >> 24) & 0x80
+    x = code.to(tl.uint8)
+    j = tl.arange(0, 16)[:, None]
+    target = y_ptr + (row * width + unit * 16)[None, :] + j
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+    tl.store(target, x, mask=inside)

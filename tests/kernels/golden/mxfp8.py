@@ -1,0 +1,93 @@
+"""bf16 -> mxfp8: packed, rows together in memory, for sm_90.
+
+A program takes TR rows x TB units of 16 columns. Compile with build.COMPILE_OPTIONS.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def bits(x):
+    """The bits of FP32 values, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def floats(i):
+    """The FP32 values of these 32 bits."""
+    return i.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def group_max(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, N, B): the largest of each N, flat."""
+    return tl.reshape(tl.max(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1), (x.shape[0] // N,))
+
+
+@triton.jit
+def e8m0_inverse(code):
+    """2^(127 - code) of codes 0..254."""
+    return floats(tl.maximum((254 - code) << 23, 0x00400000))
+
+
+@triton.jit
+def repeat(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, 1, B), each N times: flat."""
+    A: tl.constexpr = x.shape[0] // B
+    return tl.reshape(tl.broadcast_to(tl.reshape(x, (A, 1, B)), (A, N, B)), (x.shape[0] * N,))
+
+
+@triton.jit
+def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
+    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
+    a = tl.where(a < TOP, a, TOP)
+    # Binades above the first, in which the subnormals lie on the same grid.
+    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
+    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
+    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
+    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+
+
+@triton.jit
+def kernel(x_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+    width = columns
+    units = tl.cdiv(width, 32) * 2
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)
+    tile = tl.program_id(0)
+    g = tl.arange(0, TR * TB)
+    row = (tile // tiles).to(tl.int64) * TR + g // TB
+    unit = tile % tiles * TB + g % TB
+    k = tl.arange(0, 16)[:, None]
+
+    # load: x (16, TR * TB), zero outside
+    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+    j = tl.arange(0, 8)[:, None]
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+    # amax of each block of 1 x 32: as integers, so that NaN and Inf are the largest
+    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
+    largest = group_max(largest, 2, 1)
+    finite = largest < 0x7F800000
+    block_max = floats(tl.where(finite, largest, 0))
+
+    # scales: 2^E, rceil (OCP Microscaling 1.0)
+    scale_code = tl.minimum(tl.maximum(((bits(block_max) + 0x1fffff) >> 23) - 8, 0), 254)
+    value, code = round_exmy(tl.abs(x * (repeat(e8m0_inverse(scale_code), 2, 1))[None, :]), 3, 7, 448.0)
+    code = code | (bits(x) >> 24) & 0x80
+    scale_code = tl.where(finite, scale_code, 255)
+
+    # store
+    b = tl.arange(0, (TR) * (TB // 2))
+    block_row = (tile // tiles).to(tl.int64) * (TR) + b // (TB // 2)
+    block_column = tile % tiles * (TB // 2) + b % (TB // 2)
+    block_columns = units // 2
+    at = block_row * block_columns + block_column
+    tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+    target = codes_ptr + ((row * units + unit) * 16)[None, :] + k
+    tl.store(target, code.to(tl.uint8), mask=((row < rows) & (unit < units))[None, :])

@@ -1,0 +1,142 @@
+"""bf16 -> nvfp4[block=16x16]: packed, rows together in memory, for sm_100a.
+
+A program takes TR rows x TB units of 16 columns. Compile with build.COMPILE_OPTIONS.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def bits(x):
+    """The bits of FP32 values, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def floats(i):
+    """The FP32 values of these 32 bits."""
+    return i.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def group_max(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, N, B): the largest of each N, flat."""
+    return tl.reshape(tl.max(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1), (x.shape[0] // N,))
+
+
+@triton.jit
+def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
+    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
+    a = tl.where(a < TOP, a, TOP)
+    # Binades above the first, in which the subnormals lie on the same grid.
+    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
+    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
+    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
+    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+
+
+@triton.jit
+def repeat(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, 1, B), each N times: flat."""
+    A: tl.constexpr = x.shape[0] // B
+    return tl.reshape(tl.broadcast_to(tl.reshape(x, (A, 1, B)), (A, N, B)), (x.shape[0] * N,))
+
+
+@triton.jit
+def e2m1x8(a, b, c, d, e, f, g, h):
+    """Eight FP32 values to the codes of one word, the first lowest: four instructions."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b8 p<4>; cvt.rn.satfinite.e2m1x2.f32 p0, $2, $1; cvt.rn.satfinite.e2m1x2.f32 p1, $4, $3; cvt.rn.satfinite.e2m1x2.f32 p2, $6, $5; cvt.rn.satfinite.e2m1x2.f32 p3, $8, $7; mov.b32 $0, {p0, p1, p2, p3}; }",
+        "=r,f,f,f,f,f,f,f,f",
+        [a, b, c, d, e, f, g, h],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def even_odd(x):
+    """(2N, G): its even rows and its odd rows."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // 2, 2, x.shape[1])), (0, 2, 1)))
+
+
+@triton.jit
+def flat(x):
+    """One row (1, G) as (G,)."""
+    return tl.reshape(x, (x.shape[1],))
+
+
+@triton.jit
+def rows8(x):
+    """The eight rows (G,) of (8, G)."""
+    even, odd = even_odd(x)
+    even, two_six = even_odd(even)
+    odd, three_seven = even_odd(odd)
+    a, e = even_odd(even)
+    b, f = even_odd(odd)
+    c, g = even_odd(two_six)
+    d, h = even_odd(three_seven)
+    return flat(a), flat(b), flat(c), flat(d), flat(e), flat(f), flat(g), flat(h)
+
+
+@triton.jit
+def e2m1_codes(x):
+    """FP32 (8, G) to E2M1, half to even, saturating: eight codes a word, row 0 lowest, (G,) int32."""
+    a, b, c, d, e, f, g, h = rows8(x)
+    return e2m1x8(a, b, c, d, e, f, g, h)
+
+
+@triton.jit
+def halves(x):
+    """(16, G): rows 0 to 7 and rows 8 to 15."""
+    return tl.split(tl.permute(tl.reshape(x, (2, 8, x.shape[1])), (1, 2, 0)))
+
+
+@triton.jit
+def kernel(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+    width = columns
+    units = tl.cdiv(width, 16)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)
+    tile = tl.program_id(0)
+    g = tl.arange(0, TR * TB)
+    row = (tile // tiles).to(tl.int64) * TR + g // TB
+    unit = tile % tiles * TB + g % TB
+    k = tl.arange(0, 16)[:, None]
+
+    # load: x (16, TR * TB), zero outside
+    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+    j = tl.arange(0, 8)[:, None]
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+    # amax of each block of 16 x 16: as integers, so that NaN and Inf are the largest
+    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
+    largest = group_max(largest, 16, TB)
+    finite = largest < 0x7F800000
+    block_max = floats(tl.where(finite, largest, 0))
+
+    # scales (NVIDIA 2509.25149, appendix B)
+    tensor_max = tl.load(amax_ptr)
+    encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
+    tensor_scale = tl.div_rn(1.0, encode)
+    s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
+    inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
+    left, right = halves(x * (repeat(inverse, 16, TB))[None, :])
+    low, high = e2m1_codes(left), e2m1_codes(right)
+    scale_code = tl.where(finite, scale_code, 127)
+
+    # store
+    tl.store(tensor_scale_ptr + tile, tensor_scale, mask=tile == 0)
+    block_row, block_column = row, unit
+    block_columns = units
+    at = (block_row // 128 * tl.cdiv(block_columns, 4) + block_column // 4) * 512
+    at = at + block_row % 32 * 16 + block_row % 128 // 32 * 4 + block_column % 4
+    tl.store(scales_ptr + at, repeat(scale_code, 16, TB).to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+    word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)
+    tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))

@@ -1,0 +1,111 @@
+"""bf16 -> nvfp4[outer=128]: decoded bf16, tensor scale included, rows together in memory, for sm_90.
+
+A program takes TR rows x TB units of 16 columns. Compile with build.COMPILE_OPTIONS.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def bits(x):
+    """The bits of FP32 values, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def floats(i):
+    """The FP32 values of these 32 bits."""
+    return i.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def group_max(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, N, B): the largest of each N, flat."""
+    return tl.reshape(tl.max(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1), (x.shape[0] // N,))
+
+
+@triton.jit
+def repeat(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, 1, B), each N times: flat."""
+    A: tl.constexpr = x.shape[0] // B
+    return tl.reshape(tl.broadcast_to(tl.reshape(x, (A, 1, B)), (A, N, B)), (x.shape[0] * N,))
+
+
+@triton.jit
+def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
+    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
+    a = tl.where(a < TOP, a, TOP)
+    # Binades above the first, in which the subnormals lie on the same grid.
+    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
+    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
+    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
+    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+
+
+@triton.jit
+def round_e2m1(a):
+    """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
+    a = tl.minimum(a, 6.0)
+    binade = bits(tl.maximum(a, 1.0)) & 0x7F800000  # 1, 2 or 4: below 1 the step is that of [1, 2)
+    magic = floats(binade + 0x0B400000)  # 1.5 * 2^22 times the binade, one unit of which is the step
+    t = a + magic
+    return t - magic, (bits(t) + (binade >> 22) + 2) & 7
+
+
+@triton.jit
+def with_sign(magnitude, x):
+    """The magnitude with the sign bit of x, -0.0 included."""
+    return floats(bits(magnitude) | (bits(x) & -0x80000000))
+
+
+@triton.jit
+def kernel(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+    width = columns
+    units = tl.cdiv(width, 16)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)
+    tile = tl.program_id(0)
+    g = tl.arange(0, TR * TB)
+    row = (tile // tiles).to(tl.int64) * TR + g // TB
+    unit = tile % tiles * TB + g % TB
+    k = tl.arange(0, 16)[:, None]
+
+    # load: x (16, TR * TB), zero outside
+    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+    j = tl.arange(0, 8)[:, None]
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+    # amax of each block of 1 x 16: as integers, so that NaN and Inf are the largest
+    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
+    finite = largest < 0x7F800000
+    block_max = floats(tl.where(finite, largest, 0))
+
+    # scales (NVIDIA 2509.25149, appendix B)
+    i = bits(x) & 0x7FFFFFFF
+    outer_max = group_max(tl.max(tl.where(i < 0x7F800000, i, 0), 0), 8, 1)
+    tensor_max = floats(repeat(outer_max, 8, 1))
+    encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
+    tensor_scale = tl.div_rn(1.0, encode)
+    s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
+    inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
+    value, code = round_e2m1(tl.abs(x * inverse[None, :]))
+    code = code | (bits(x) >> 28) & 8
+    scale_code = tl.where(finite, scale_code, 127)
+
+    # store
+    s = tl.where(finite, s, float("nan"))
+    x = with_sign(value, x) * s[None, :]
+    x = x * tensor_scale[None, :]
+    x = x.to(tl.bfloat16)
+    j = tl.arange(0, 8)[:, None]
+    target = y_ptr + (row * width + unit * 16)[None, :] + j
+    y0, y1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+    tl.store(target, y0, mask=inside)
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
+    tl.store(target + 8, y1, mask=inside)

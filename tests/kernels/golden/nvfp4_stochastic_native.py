@@ -1,0 +1,144 @@
+"""bf16 -> nvfp4[rounding=stochastic]: packed, rows together in memory, for sm_100a.
+
+A program takes TR rows x TB units of 16 columns. Compile with build.COMPILE_OPTIONS.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def bits(x):
+    """The bits of FP32 values, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def floats(i):
+    """The FP32 values of these 32 bits."""
+    return i.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
+    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
+    a = tl.where(a < TOP, a, TOP)
+    # Binades above the first, in which the subnormals lie on the same grid.
+    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
+    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
+    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
+    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+
+
+@triton.jit
+def e2m1x8_drawn(a, b, c, d, e, f, g, h, r, s):
+    """Eight FP32 values to the codes of one word, the first lowest, rounded by the random words r and s."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b16 h<2>; cvt.rs.satfinite.e2m1x4.f32 h0, {$4, $3, $2, $1}, $9; cvt.rs.satfinite.e2m1x4.f32 h1, {$8, $7, $6, $5}, $10; mov.b32 $0, {h0, h1}; }",
+        "=r,f,f,f,f,f,f,f,f,r,r",
+        [a, b, c, d, e, f, g, h, r, s],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def even_odd(x):
+    """(2N, G): its even rows and its odd rows."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // 2, 2, x.shape[1])), (0, 2, 1)))
+
+
+@triton.jit
+def flat(x):
+    """One row (1, G) as (G,)."""
+    return tl.reshape(x, (x.shape[1],))
+
+
+@triton.jit
+def rows8(x):
+    """The eight rows (G,) of (8, G)."""
+    even, odd = even_odd(x)
+    even, two_six = even_odd(even)
+    odd, three_seven = even_odd(odd)
+    a, e = even_odd(even)
+    b, f = even_odd(odd)
+    c, g = even_odd(two_six)
+    d, h = even_odd(three_seven)
+    return flat(a), flat(b), flat(c), flat(d), flat(e), flat(f), flat(g), flat(h)
+
+
+@triton.jit
+def e2m1_draws(x, r, s):
+    """FP32 (8, G) to E2M1, rounded stochastically by word r (rows 0 to 3) and s (4 to 7): eight codes a word, (G,) int32."""
+    a, b, c, d, e, f, g, h = rows8(x)
+    return e2m1x8_drawn(a, b, c, d, e, f, g, h, r, s)
+
+
+@triton.jit
+def philox(counter, stream, seed, site):
+    """Philox4x32-10: four random words (uint32) of each counter (int64)."""
+    c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    c2 = tl.full(counter.shape, stream, tl.uint32)
+    c3 = tl.zeros(counter.shape, tl.uint32)
+    k0, k1 = seed, site
+    for _ in tl.static_range(10):
+        p0, p1 = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c1 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0, p1.to(tl.uint32)
+        c2, c3 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1, p0.to(tl.uint32)
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def halves(x):
+    """(16, G): rows 0 to 7 and rows 8 to 15."""
+    return tl.split(tl.permute(tl.reshape(x, (2, 8, x.shape[1])), (1, 2, 0)))
+
+
+@triton.jit(do_not_specialize=['site'])
+def kernel(x_ptr, amax_ptr, seed_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, site, TR: tl.constexpr, TB: tl.constexpr):
+    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+    width = columns
+    units = tl.cdiv(width, 16)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)
+    tile = tl.program_id(0)
+    g = tl.arange(0, TR * TB)
+    row = (tile // tiles).to(tl.int64) * TR + g // TB
+    unit = tile % tiles * TB + g % TB
+    k = tl.arange(0, 16)[:, None]
+
+    # load: x (16, TR * TB), zero outside
+    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+    j = tl.arange(0, 8)[:, None]
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+    # amax of each block of 1 x 16: as integers, so that NaN and Inf are the largest
+    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
+    finite = largest < 0x7F800000
+    block_max = floats(tl.where(finite, largest, 0))
+
+    # scales (NVIDIA 2509.25149, appendix B)
+    tensor_max = tl.load(amax_ptr)
+    encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
+    tensor_scale = tl.div_rn(1.0, encode)
+    s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
+    inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
+    seed = tl.load(seed_ptr).to(tl.uint32)
+    w0, w1, w2, w3 = philox(row * tl.cdiv(width, 16) + unit, 0, seed, site.to(tl.uint32))
+    left, right = halves(x * inverse[None, :])
+    low, high = e2m1_draws(left, w0, w1), e2m1_draws(right, w2, w3)
+    scale_code = tl.where(finite, scale_code, 127)
+
+    # store
+    tl.store(tensor_scale_ptr + tile, tensor_scale, mask=tile == 0)
+    block_row, block_column = row, unit
+    block_columns = units
+    at = block_row * block_columns + block_column
+    tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+    word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)
+    tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))

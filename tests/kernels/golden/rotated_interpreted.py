@@ -1,0 +1,87 @@
+"""bf16 -> hadamard[signs=fixed]: rotated bf16, rows together in memory, for interpreter.
+
+A program takes TR rows x TB units of 16 columns. Compile with build.COMPILE_OPTIONS.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def floats(i):
+    """The FP32 values of these 32 bits."""
+    return i.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def butterfly(x, B: tl.constexpr):
+    """One stage of a Hadamard transform: flat x seen as (A, 2, B), [a, b] becomes [a + b, a - b]."""
+    pairs = tl.reshape(x, (x.shape[0] // (2 * B), 2, B))
+    pattern = pairs.to(tl.uint32, bitcast=True)
+    # The partner of each: the sum of both bit patterns less its own. Folded away in one thread, one shuffle between two.
+    partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
+    sign = 1.0 - 2.0 * tl.arange(0, 2).to(tl.float32)
+    return tl.reshape(pairs * sign[None, :, None] + partner, (x.shape[0],))
+
+
+@triton.jit
+def bits(x):
+    """The bits of FP32 values, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def round_bf16(x):
+    """FP32 rounded to the nearest BF16, still FP32."""
+    i = bits(x)
+    return tl.where(tl.abs(x) < float("inf"), floats((i + 0x7FFF + ((i >> 16) & 1)) & -0x10000), x)
+
+
+@triton.jit
+def to_bf16(x):
+    """FP32 to the nearest BF16, by its bits: the interpreter's own conversion truncates."""
+    return (bits(round_bf16(x)) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def kernel(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+    width = tl.cdiv(columns, 16) * 16
+    units = tl.cdiv(width, 16)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)
+    tile = tl.program_id(0)
+    g = tl.arange(0, TR * TB)
+    row = (tile // tiles).to(tl.int64) * TR + g // TB
+    unit = tile % tiles * TB + g % TB
+    k = tl.arange(0, 16)[:, None]
+
+    # load: x (16, TR * TB), zero outside
+    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+    j = tl.arange(0, 8)[:, None]
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+    # rotate: signs (fixed), 4 butterfly stages, 1/sqrt(16)
+    sign = (tl.full((1, 1), 0xd7e8, tl.uint32) >> (k).to(tl.uint32)) & 1
+    sign = 1.0 - 2.0 * sign.to(tl.float32)
+    x = x * sign
+    x = tl.reshape(x, (16 * TR * TB,))
+    x = butterfly(x, 1 * TR * TB)
+    x = butterfly(x, 2 * TR * TB)
+    x = butterfly(x, 4 * TR * TB)
+    x = butterfly(x, 8 * TR * TB)
+    x = tl.reshape(x, (16, TR * TB)) * 0.25
+    x = round_bf16(x)
+
+    # store
+    x = to_bf16(x)
+    j = tl.arange(0, 8)[:, None]
+    target = y_ptr + (row * width + unit * 16)[None, :] + j
+    y0, y1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+    tl.store(target, y0, mask=inside)
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
+    tl.store(target + 8, y1, mask=inside)
