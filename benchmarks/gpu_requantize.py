@@ -1,0 +1,294 @@
+"""The kernels that quantize again from packed codes, on a CUDA GPU: equality with the oracle, and speed.
+
+    python -m benchmarks.gpu_requantize RESULT.json [equality] [speed]
+
+Equality: every case of tests/kernels/requantizing.py on every kind of data, odd shapes, with and without the transpose; the
+oracle runs on the CPU. Speed: GPU time of CUDA graphs of the kernels alone, as a share of what a device copy of the bytes that
+must move would take (``y.copy_(x)``), of each pass and of both; beside it the way without these kernels: the codes decoded to
+memory by Inductor, then the kernels that read BF16. A few tiles each, the usual one first.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_kernels import copy_rate, graph_seconds
+from fp4.kernels import quantize as plain
+from fp4.kernels import requantize as kernels
+from fp4.kernels.quantize import launch
+from fp4.kernels.tiles import Tile, tile_of
+from fp4.runtime import reference
+from fp4.runtime.spec import Quantizer
+from tests.kernels.requantizing import CASES, RECIPES, differences
+from tests.runtime.cases import DATA, SHAPES, gaussian
+
+SEED, SITE = 5, 3
+WORKERS = 12
+EQUALITY_SECONDS = 150.0
+SIZES = ((16384, 4096), (4096, 11008))
+NAMES = ("quartet2", "quartet")
+
+
+# -- equality
+
+
+def inputs() -> dict[str, Callable[[], Tensor]]:
+    found: dict[str, Callable[[], Tensor]] = dict(DATA)
+    for shape in (*SHAPES, (40, 0), (130, 8), (8, 130)):
+        found[f"{shape}"] = functools.partial(gaussian, *shape)
+    found["large"] = lambda: gaussian(1000, 1032)
+    return found
+
+
+def equality_of(job: tuple[int, bool, float]) -> dict[str, Any]:
+    """One case on every input, in a worker."""
+    index, transposed, deadline = job
+    torch.set_num_threads(1)
+    source, q, rotation = CASES[index]
+    result: dict[str, Any] = {
+        "source": str(source),
+        "quantizer": str(q),
+        "rotation": str(rotation or ""),
+        "transposed": transposed,
+        "inputs": 0,
+        "unequal": {},
+        "failed": {},
+    }
+    for name, make in inputs().items():
+        if time.time() > deadline:
+            result["cut off before"] = name
+            break
+        try:
+            found = differences(
+                make(),
+                source,
+                q,
+                rotation,
+                torch.tensor([SEED]),
+                SITE,
+                transposed=transposed,
+                scaled=name == "outliers",
+                device="cuda",
+                brief=name not in ("outliers", "poisoned", "large"),
+            )
+            if found:
+                result["unequal"][name] = found
+            result["inputs"] += 1
+        except Exception as error:
+            result["failed"][name] = f"{type(error).__name__}: {str(error)[:300]}"
+            if len(result["failed"]) == 1:
+                result["traceback"] = traceback.format_exc()[-1500:]
+            if "CUDA error" in str(error):
+                break
+    return result
+
+
+def equality(pool: Any) -> dict[str, Any]:
+    start = time.time()
+    jobs = [(i, transposed, start + EQUALITY_SECONDS) for i in range(len(CASES)) for transposed in (True, False)]
+    rows = list(pool.imap_unordered(equality_of, jobs, chunksize=1))
+    bad = [r for r in rows if r["unequal"] or r["failed"] or "cut off before" in r]
+    return {
+        "cases": len(rows),
+        "inputs each": len(inputs()),
+        "comparisons": sum(r["inputs"] for r in rows),
+        "all equal": not bad,
+        "not all equal": bad,
+        "seconds": time.time() - start,
+    }
+
+
+# -- speed
+
+TILES = ((64, 8, 4), (128, 8, 4), (64, 8, 2), (32, 8, 2), (32, 8, 4), (128, 8, 8), (128, 4, 4), (64, 4, 4), (256, 4, 8))
+
+
+def packed_operand(source: Quantizer, shape: tuple[int, int]) -> kernels.Packed:
+    """The codes of a Gaussian (rows, columns), by the kernels; the operand is its transpose."""
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    codes, scales, _ = plain.quantize(x, source)
+    return kernels.Packed(codes, scales, None, source, shape[1])
+
+
+def passes(index: int, shape: tuple[int, int]) -> dict[str, tuple[kernels.PackedRun, dict[str, Any], int]]:
+    """By name: the run, its specification's fields and arguments, and the bytes that must move."""
+    source, q, rotation = RECIPES[index]
+    packed = packed_operand(source, shape)
+    seed = torch.tensor([SEED], device="cuda")
+    read = packed.codes.nbytes + packed.scales.nbytes
+    rows, width = shape[1], shape[0]
+    run = kernels.PackedRun(packed, q, rotation, seed, SITE, SITE)
+    given = {"amax_ptr": torch.tensor(5.0, device="cuda"), "tensor_scale_ptr": torch.empty((), device="cuda")}
+    codes = torch.empty(rows * width // 16, dtype=torch.int64, device="cuda")
+    scales = torch.empty(rows * width // q.block[1], dtype=torch.uint8, device="cuda")
+    decoded = torch.empty((rows, width), dtype=torch.bfloat16, device="cuda")
+    found = {
+        "packed": (run, {"output": "packed", "codes_ptr": codes, "scales_ptr": scales, **given}, 0),
+        "decoded": (run, {"output": "decoded", "y_ptr": decoded, **given}, 0),
+    }
+    found = {
+        name: (r, how, read + (decoded.nbytes if name == "decoded" else codes.nbytes + scales.nbytes))
+        for name, (r, how, _) in found.items()
+    }
+    if q.needs_amax:
+        result = torch.zeros((), dtype=torch.int32, device="cuda")
+        found["amax"] = (run, {"output": "amax", "amax_ptr": result}, read)
+    return found
+
+
+def launcher(run: kernels.PackedRun, how: dict[str, Any]) -> tuple[Any, Callable[[Tile | None], Any]]:
+    """The specification, and a function that launches its kernel with a tile."""
+    fields = {k: v for k, v in how.items() if not k.endswith("_ptr")}
+    pointers = {k: v for k, v in how.items() if k.endswith("_ptr")} | run.read()
+    quantizer = None if how["output"] == "amax" else run.q
+    spec = run.spec(quantizer=quantizer, rotation=run.rotation, aligned=run.width % 8 == 0, **fields)
+
+    def go(tile: Tile | None) -> Any:
+        return launch(spec, run.target, run.x, run.width, run.seed, run.site, run.signs_site, pointers, tile)
+
+    return spec, go
+
+
+def tiles(spec: Any, target: Any) -> list[Tile]:
+    least_rows, least_units = spec.least_tile
+    found = [tile_of(spec, target)]
+    for rows, units, warps in TILES:
+        tile = Tile(max(rows, least_rows), max(units, least_units), warps)
+        if tile not in found:
+            found.append(tile)
+    return found
+
+
+def warm(job: tuple[int, str, int]) -> None:
+    """Compile one kernel in a worker, into Triton's cache on disk."""
+    index, name, i = job
+    try:
+        run, how, _ = passes(index, (512, 512))[name]
+        spec, go = launcher(run, how)
+        if i < len(tiles(spec, run.target)):
+            go(tiles(spec, run.target)[i])
+        torch.cuda.synchronize()
+    except Exception:
+        torch.cuda.empty_cache()  # the measurement will meet the same error and report it
+
+
+def rivals(index: int, shape: tuple[int, int]) -> dict[str, float]:
+    """Seconds of the way without these kernels: decode to BF16 by Inductor, then amax and quantize from memory."""
+    source, q, rotation = RECIPES[index]
+    packed = packed_operand(source, shape)
+    seed = torch.tensor([SEED], device="cuda")
+
+    @torch.compile(dynamic=False)
+    def decode(codes: Tensor, scales: Tensor) -> Tensor:
+        return reference.decode(codes, scales, source, shape[1], torch.bfloat16)
+
+    operand = decode(packed.codes, packed.scales).t()
+    given = torch.tensor(5.0, device="cuda")
+    draws: dict[str, Any] = {"rotation": rotation, "seed": seed}
+    found = {
+        "decode by Inductor": graph_seconds(lambda: decode(packed.codes, packed.scales)),
+        "packed, from BF16": graph_seconds(lambda: plain.quantize(operand, q, amax=given, site=SITE, **draws)),
+        "decoded, from BF16": graph_seconds(lambda: plain.fake_quantize(operand, q, amax=given, site=SITE, **draws)),
+    }
+    if q.needs_amax:
+        found["amax, from BF16"] = graph_seconds(lambda: plain.amax(operand, signs_site=SITE, **draws))
+    return found
+
+
+def speed(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    start = time.time()
+    names = ("packed", "decoded", "amax")
+    jobs = [(i, n, t) for i in range(len(RECIPES)) for n in names for t in range(len(TILES) + 1)]
+    pool.map(warm, jobs, chunksize=2)
+    result: dict[str, Any] = {"compile seconds": time.time() - start}
+    for shape in SIZES:
+        copy = copy_rate(shape)
+        rows: dict[str, Any] = {"copy, TB/s": copy / 1e12}
+        result[f"{shape}"] = rows
+        for index, name in enumerate(NAMES):
+            best: dict[str, float] = {}
+            usual: dict[str, float] = {}
+            bytes_: dict[str, int] = {}
+            entry: dict[str, Any] = {}
+            rows[name] = entry
+            for kind, (run, how, moved) in passes(index, shape).items():
+                bytes_[kind] = moved
+                spec, go = launcher(run, how)
+                found: list[Any] = []
+                for i, tile in enumerate(tiles(spec, run.target) if shape == SIZES[0] else tiles(spec, run.target)[:1]):
+                    try:
+                        compiled = go(tile)
+                        seconds = graph_seconds(functools.partial(go, tile))
+                    except Exception as error:
+                        entry.setdefault("failed", {})[f"{kind} {tile}"] = f"{type(error).__name__}: {str(error)[:200]}"
+                        continue
+                    share = round(moved / seconds / copy, 3)
+                    found.append([tile.rows, tile.units, tile.warps, share, compiled.n_regs, compiled.n_spills])
+                    if i == 0:
+                        usual[kind] = seconds
+                    best[kind] = min(seconds, best.get(kind, seconds))
+                entry[kind] = {
+                    "usual, of copy": found[0][3] if found else None,
+                    "usual, microseconds": usual.get(kind, 0.0) * 1e6,
+                    "rows, units, warps, of copy, registers, spills": found,
+                }
+                save(result)
+            for kind in ("packed", "decoded"):
+                seconds = usual[kind] + usual.get("amax", 0.0)
+                entry[f"both passes, {kind}, of a copy of the bytes"] = round(
+                    (bytes_[kind] + bytes_.get("amax", 0)) / seconds / copy, 3
+                )
+                entry[f"both passes, {kind}, microseconds"] = seconds * 1e6
+            try:
+                other = rivals(index, shape)
+                entry["without these kernels, microseconds"] = {k: v * 1e6 for k, v in other.items()}
+                for kind in ("packed", "decoded"):
+                    seconds = sum(v for k, v in other.items() if k.split(",")[0] not in ("packed", "decoded") or kind in k)
+                    entry[f"speedup, {kind}"] = round(seconds / (usual[kind] + usual.get("amax", 0.0)), 2)
+            except Exception as error:
+                entry["rivals failed"] = f"{type(error).__name__}: {str(error)[:300]}"
+            save(result)
+    return result
+
+
+def main() -> None:
+    path, chosen = Path(sys.argv[1]), sys.argv[2:] or ["equality", "speed"]
+    import triton
+
+    result: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__},
+    }
+
+    def save(name: str, value: Any) -> None:
+        result[name] = value
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+    with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
+        parts: dict[str, Callable[[], Any]] = {
+            "equality": lambda: equality(pool),
+            "speed": lambda: speed(pool, functools.partial(save, "speed")),
+        }
+        for name in chosen:
+            try:
+                save(name, parts[name]())
+            except Exception as error:  # one part's failure must not lose the other's figures
+                save(name, f"failed: {type(error).__name__}: {error}\n{traceback.format_exc()[-2000:]}")
+            torch.cuda.empty_cache()
+            print(name, str(result[name])[:600], flush=True)
+
+
+if __name__ == "__main__":
+    main()
