@@ -5,11 +5,11 @@
 Recipes `nvfp4` and `quartet2`; DDP, FSDP2 (blocks compiled inside ``fully_shard``), tensor and sequence parallelism by DTensor.
 
 Equality: 20 training steps on one global batch, on two ranks and on one device: outputs and gradients of the first step, losses
-of all. Where the order of additions differs, equality in bits cannot be asked; the measures are then the floor, how far apart two
-runs of one device are whose initial weights differ by one rounding in FP32, and the same methods in BF16 without fp4's
-rewrite. It also says whether data-parallel ranks draw
-differently and tensor-parallel ranks alike. Resume: the distributed checkpoint that FSDP2 wrote at step 10 on 2 ranks, taken up
-on 2 (equal in bits) and on 1. Speed: milliseconds and peak memory of a step against BF16.
+of all. Where the order of additions differs, equality in bits cannot be asked. The measures are then the floor (how far apart
+two runs of one device are whose initial weights differ by one rounding in FP32), and the same methods in BF16 without fp4's
+rewrite. It also says whether data-parallel ranks draw differently and tensor-parallel ranks alike. Resume: the distributed
+checkpoint that FSDP2 wrote half-way on 2 ranks, taken up on 2 (equal in bits) and on 1. Speed: time and peak memory of a
+forward and backward against BF16.
 
 Every job is processes of its own; one that fails or takes too long costs its own figures alone. ``--gloo``: tiny, on the CPU,
 the rewritten graphs run op by op.
@@ -216,6 +216,8 @@ def worker(job: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast over NVLink, which a lent slice of a host may not have
     device = "cpu" if job["gloo"] else f"cuda:{job['rank'] if job['ranks'] > 1 else job.get('gpu', 0)}"
     if job["gloo"]:
         torch.set_num_threads(1)
@@ -223,7 +225,7 @@ def worker(job: dict[str, Any]) -> None:
         torch.cuda.set_device(device)
         torch.backends.cuda.enable_cudnn_sdp(False)  # the one attention kernel of a varying algorithm
         torch.use_deterministic_algorithms(True, warn_only=True)
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if job["ranks"] > 1:
         store = f"file://{job['folder']}/{job['name']}.store"
         ids = None if job["gloo"] else torch.device(device)
@@ -403,6 +405,8 @@ def speed(job: dict[str, Any], device: str) -> list[dict[str, Any]]:
         peak = 0.0 if gloo else torch.cuda.max_memory_allocated() / 2**30
         label = f"{method}, amax of the whole batch" if whole else method
         rows.append({"recipe": job["recipe"], "method": label, "ms": statistics.median(times), "peak GiB": peak})
+        if job["rank"] == 0:
+            torch.save(rows, Path(job["folder"]) / f"{job['name']}.pt")  # kept if the time ends
         print(rows[-1], flush=True)
         del model
     return rows

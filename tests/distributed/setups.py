@@ -1,4 +1,4 @@
-"""A small decoder under PyTorch's distributed engines, its blocks compiled: what the tests and the benchmark of two GPUs run."""
+"""A small decoder under PyTorch's distributed engines, its blocks compiled: what tests and the benchmark of two GPUs run."""
 
 from __future__ import annotations
 
