@@ -90,7 +90,7 @@ def _unrotated(node: Node, matrix: Any, amax: Any) -> tuple[Any, Any, set[Node],
     if not isinstance(matrix, Node) or matrix.target is not fp4.rotate.default or not set(matrix.users) <= readers:
         return matrix, amax, readers, "", None, 0
     source, rotation, seed, site = matrix.args
-    return source, None, {matrix}, str(rotation), seed, int(site)  # type: ignore[arg-type]
+    return source, amax, {matrix}, str(rotation), seed, int(site)  # type: ignore[arg-type]
 
 
 def _packed(matrix: Any, readers: set[Node]) -> tuple[Any, ...] | None:
