@@ -1,4 +1,4 @@
-"""The command line: ``fp4 train``, ``fp4 recipes``, ``fp4 kernels``."""
+"""The command line: ``fp4 train``, ``fp4 recipes``, ``fp4 kernels``, ``fp4 measure``, ``fp4 suggest``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fp4.kernels_cli import kernels
+from fp4.measure_cli import measure, suggest
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 MODEL, TEXT, TRAINING, RUN = "The model", "The text", "Training", "The run"
@@ -21,6 +22,8 @@ SIZES_HELP = "tiny (2 layers of 128), small (4 of 256), medium (6 of 640) or lar
 WITH_RESUME = {"resume", "out", "report"}
 
 app.command()(kernels)
+app.command()(measure)
+app.command()(suggest)
 
 
 def main() -> None:
