@@ -43,6 +43,8 @@ class Options:
     save_weights: keep the weights' codes between forward and backward, in place of quantizing the weights again in
         backward. Costs 0.56 bytes a parameter and saves a read of the weights.
     kernels: on a GPU, quantize by the generated Triton kernels; False: by the oracle, compiled by Inductor. Same bits.
+    target: a GPU architecture, e.g. "sm_100a": lower as for it, whatever the device, to look at the graphs without the
+        hardware. Its kernels' results are computed by the oracle then.
     mode: a ``torch.compile`` mode, such as "max-autotune". inductor: Inductor settings by name.
     batch_group: the ranks that divide one batch among them, in rank order: a ProcessGroup, a DeviceMesh of one dimension, or
         "world". The amax of activations and gradients is then the whole batch's, and an element draws as on one device. Without
@@ -58,6 +60,7 @@ class Options:
     strict: bool = False
     save_weights: bool = False
     kernels: bool = True
+    target: str | None = None
     mode: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
     batch_group: Any = None
@@ -99,9 +102,19 @@ class Options:
             raise OptionError(f"Inductor has no setting {names}; torch._inductor.list_options() lists them")
         for name in ("batch_group", "tensor_group"):
             self._shard(name)
+        if self.target is not None:
+            self._check_target()
         modes = torch._inductor.list_mode_options()
         if self.mode is not None and self.mode not in modes:
             raise OptionError(f"mode={self.mode!r}; write one of {', '.join(modes)}")
+
+    def _check_target(self) -> None:
+        from fp4.kernels.target import TARGETS
+
+        if self.target not in TARGETS or not self.kernels:
+            raise OptionError(
+                f"target={self.target!r}, kernels={self.kernels}; write one of {', '.join(TARGETS)}, kernels=True"
+            )
 
     def _shard(self, name: str) -> Shard | None:
         """This rank's part of what a group divides; None without one, or where it is a group of one rank."""
@@ -149,7 +162,7 @@ def fp4(
 
     batch, tensor = read._shard("batch_group"), read._shard("tensor_group")
     joint = JointPass(
-        policy, inputs, read.save_weights, read.strict, done, read.observer, batch, tensor.group if tensor else ""
+        policy, inputs, read.save_weights, read.strict, done, read.observer, batch, tensor.group if tensor else "", read.target
     )
     key = _report_key(joint, gm, example_inputs)
     compiled = compile_with(read, joint, gm, example_inputs)
@@ -172,7 +185,7 @@ def compile_with(read: Options, joint: JointPass, gm: GraphModule, example_input
         "use_post_grad_passes": True,
     }
     patches["joint_custom_pre_pass"] = Chain.of(patches, "joint_custom_pre_pass", joint)
-    patches["post_grad_custom_pre_pass"] = Chain.of(patches, "post_grad_custom_pre_pass", LowerPass(read.kernels))
+    patches["post_grad_custom_pre_pass"] = Chain.of(patches, "post_grad_custom_pre_pass", LowerPass(read.kernels, read.target))
     # At budget 0 the partitioner saves graph inputs alone, and backward would draw another seed than forward did.
     budget = torch._functorch.config.activation_memory_budget or SMALLEST_BUDGET
     with torch._functorch.config.patch(activation_memory_budget=budget):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -23,6 +23,9 @@ from fp4.compiler.policy import Policy
 from fp4.compiler.report import GraphReport, describe
 from fp4.compiler.shards import Shard
 from fp4.compiler.sites import Input, find_gemms
+
+if TYPE_CHECKING:
+    from fp4.kernels.target import Target
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = ("compiler", "passes", "runtime", "kernels")
@@ -54,6 +57,7 @@ class JointPass(CustomGraphPass):
     observer: Observer | None = None
     batch: Shard | None = None
     tensor_group: str = ""
+    target: str | None = None
 
     def __call__(self, graph: Graph) -> None:
         if torch._dynamo.compiled_autograd.in_compiled_autograd_region:
@@ -65,7 +69,7 @@ class JointPass(CustomGraphPass):
         context = self.context()
         pipeline.run(JOINT_PASSES, graph, context, self.observer)
         training = any("partitioner_tag" in node.meta for node in graph.nodes)
-        report = describe(context, "training" if training else "inference")
+        report = describe(context, "training" if training else "inference", _target(graph, self.target))
         _trace(report)
         self.done(report)
         if self.strict and report.failures:
@@ -84,7 +88,7 @@ class JointPass(CustomGraphPass):
         if policy is None or self.observer is not None:
             return None  # an unhashable policy, or someone watching: compile anew
         inputs = f"{sorted(self.inputs.items())} {self.batch} {self.tensor_group}"
-        key = f"{policy} {inputs} {self.save_weights} {self.strict} {source_digest()} {torch.__version__}"
+        key = f"{policy} {inputs} {self.save_weights} {self.strict} {self.target} {source_digest()} {torch.__version__}"
         return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -97,17 +101,25 @@ class LowerPass(CustomGraphPass):
     """Lowers the ``fp4::`` ops of a forward, backward or inference graph for the device it runs on."""
 
     kernels: bool = True
+    target: str | None = None
 
     def __call__(self, graph: Graph) -> None:
-        from fp4.passes import LOWERING
+        from fp4.passes import lowering
 
-        for p in LOWERING:
-            if self.kernels or p.name != "lower_emulated":
-                p.run(graph)
+        for p in lowering(self.target, self.kernels):
+            p.run(graph)
         graph.lint()
 
     def uuid(self) -> Any | None:
-        return hashlib.sha256(f"{self.kernels} {source_digest()} {torch.__version__}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.kernels} {self.target} {source_digest()} {torch.__version__}".encode()).hexdigest()
+
+
+def _target(graph: Graph, name: str | None) -> Target | None:
+    """The architecture whose tensor cores multiply block-scaled operands, if the graph is lowered for one."""
+    from fp4.passes.lower_blackwell import block_scaled_target
+
+    devices = (v.device for n in graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor))
+    return block_scaled_target(next(devices, torch.device("cpu")), name)
 
 
 def _trace(report: GraphReport) -> None:

@@ -7,14 +7,18 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.markup import escape
 from rich.table import Table
 
 from fp4.compiler.pipeline import Context
+from fp4.compiler.policy import GemmPrecision
 from fp4.compiler.sites import OPERANDS, ROLES
+
+if TYPE_CHECKING:
+    from fp4.kernels.target import Target
 
 ABSENT = "absent"
 KEPT = "high precision"
@@ -22,12 +26,17 @@ KEPT = "high precision"
 
 @dataclass
 class GemmReport:
-    """One GEMM: its operands after the rewrite, its rotation, and why it stayed in high precision if it did."""
+    """One GEMM: its operands after the rewrite, its rotation, and why it stayed in high precision if it did.
+
+    emulated: on a GPU with block-scaled tensor cores, why they do not multiply this quantized GEMM's operands as they are; else
+    empty.
+    """
 
     role: str
     operands: dict[str, str]
     rotation: str
     reason: str
+    emulated: str = ""
 
     @property
     def quantized(self) -> bool:
@@ -58,8 +67,8 @@ class GraphReport:
     from_cache: bool = False
 
 
-def describe(context: Context, kind: str) -> GraphReport:
-    """The report of the graph whose passes have just run."""
+def describe(context: Context, kind: str, target: Target | None = None) -> GraphReport:
+    """The report of the graph whose passes have just run. target: the architecture with block-scaled tensor cores it is for."""
     linears = []
     failures = []
     for linear, decision in zip(context.linears, context.decisions, strict=True):
@@ -78,11 +87,18 @@ def describe(context: Context, kind: str) -> GraphReport:
                 for name, o in zip(names, (precision.first, precision.second), strict=True)
             }
             reason = "" if precision.quantized else decision.reason or f"the policy {context.policy.name} leaves it"
-            gemms.append(GemmReport(str(role), operands, str(precision.rotation or ""), reason))
+            why = _emulated(precision, target) if precision.quantized and target is not None else ""
+            gemms.append(GemmReport(str(role), operands, str(precision.rotation or ""), reason, why))
         s = linear.site
         linears.append(LinearReport(s.name, s.module_type, s.m, s.n, s.k, s.dtype, gemms))
     unknown = Counter(gemm.reason for gemm in context.unknown)
     return GraphReport(context.policy.name, kind, linears, dict(unknown), list(context.warnings), failures)
+
+
+def _emulated(precision: GemmPrecision, target: Target) -> str:
+    from fp4.passes.lower_blackwell import emulated
+
+    return emulated(precision.first.quantizer, precision.second.quantizer, target)
 
 
 @dataclass
@@ -121,7 +137,7 @@ class Report:
                         gemm.role,
                         *cells,
                         escape(gemm.rotation),
-                        escape(gemm.reason),
+                        escape(gemm.reason or (f"emulated: {gemm.emulated}" if gemm.emulated else "")),
                         end_section=i == len(linear.gemms) - 1,
                     )
             for reason, n in graph.unknown.items():

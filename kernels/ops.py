@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fp4.runtime import ops, reference
-from fp4.runtime.layout import Size, ceil_div
+from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, Size, ceil_div, swizzle_rows
 from fp4.runtime.spec import Quantizer, Rotation
 
 LIBRARY = torch.library.Library("fp4", "FRAGMENT")
@@ -29,14 +29,24 @@ def _rotated(x: Tensor, rotation: Rotation | None, seed: Tensor | None, site: in
 
 
 def _rotate_quantize(
-    x: Tensor, amax: Tensor | None, quantizer: str, rotation: str, seed: Tensor | None, site: int, signs_site: int
+    x: Tensor,
+    amax: Tensor | None,
+    quantizer: str,
+    rotation: str,
+    seed: Tensor | None,
+    site: int,
+    signs_site: int,
+    swizzled: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, r = _specs(quantizer, rotation)
     if x.device.type == "cuda":
         from fp4.kernels.quantize import quantize
 
-        return quantize(x, q, amax=amax, rotation=r, seed=seed, site=site, signs_site=signs_site)
+        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site}
+        return quantize(x, q, amax=amax, rotation=r, swizzled=swizzled, **draws)
     codes, scales, tensor_scale = reference.quantize(_rotated(x, r, seed, signs_site), q, amax, seed, site)
+    if swizzled:
+        scales = swizzle_rows(scales, codes.shape[0], q.block[0])
     return codes.contiguous(), scales.contiguous(), tensor_scale.contiguous()
 
 
@@ -80,9 +90,15 @@ def _width(x: Tensor, rotation: Rotation | None) -> Size:
     return x.shape[1] if rotation is None else ceil_div(x.shape[1], rotation.size) * rotation.size
 
 
-def _rotate_quantize_fake(x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int) -> Any:
+def _rotate_quantize_fake(
+    x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int, swizzled: bool = False
+) -> Any:
     q, r = _specs(quantizer, rotation)
-    return ops.quantized_fake(x, x.shape[0], _width(x, r), q)
+    codes, scales, tensor_scale = ops.quantized_fake(x, x.shape[0], _width(x, r), q)
+    if swizzled:
+        size = ceil_div(x.shape[0], TILE_ROWS) * ceil_div(scales.shape[1], TILE_COLUMNS) * TILE_BYTES
+        scales = scales.new_empty((size,))
+    return codes, scales, tensor_scale
 
 
 def _fake_quantize_fake(
@@ -171,7 +187,12 @@ def _fake_requantize_fake(*arguments: Any) -> Any:
 
 
 for _name, _schema, _impl, _fake in (
-    ("rotate_quantize", f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)", _rotate_quantize, _rotate_quantize_fake),
+    (
+        "rotate_quantize",
+        f"({ARGUMENTS}, bool swizzled=False) -> (Tensor, Tensor, Tensor)",
+        _rotate_quantize,
+        _rotate_quantize_fake,
+    ),
     ("rotated_amax", "(Tensor x, str rotation, Tensor? seed, int signs_site) -> Tensor", _rotated_amax, _rotated_amax_fake),
     ("fake_quantize", f"({ARGUMENTS}, ScalarType dtype) -> (Tensor, Tensor)", _fake_quantize, _fake_quantize_fake),
     ("requantize", f"({PACKED}, {DRAWS}) -> (Tensor, Tensor, Tensor)", _requantize, _requantize_fake),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from torch.fx import Graph
+
 from fp4.passes.assign_precision import AssignPrecision
 from fp4.passes.canonicalize import Canonicalize
 from fp4.passes.insert_quantize import InsertQuantize
 from fp4.passes.insert_rotation import InsertRotation
+from fp4.passes.lower_blackwell import LowerBlackwell
 from fp4.passes.lower_collectives import LowerCollectives
 from fp4.passes.lower_emulated import LowerEmulated
 from fp4.passes.lower_reference import LowerReference
 from fp4.passes.requantize import Requantize
 from fp4.passes.share_quantized import ShareQuantized
+from fp4.passes.swizzle_scales import SwizzleScales
 from fp4.passes.tag_gemms import TagGemms
 
 JOINT_PASSES = (
@@ -22,4 +28,25 @@ JOINT_PASSES = (
     Requantize(),
     ShareQuantized(),
 )
-LOWERING = (LowerEmulated(), LowerCollectives(), LowerReference())
+
+
+def lowering(target: str | None = None, kernels: bool = True) -> tuple[Lowering, ...]:
+    """The passes that lower a partitioned graph, in order.
+
+    target: an architecture whose tensor cores are assumed, whatever the graph's device; None: the device's. kernels: generated
+    kernels, else the oracle's functions everywhere.
+    """
+    rest = (LowerCollectives(), LowerReference())
+    if not kernels:
+        return rest
+    quantize = [LowerEmulated(), *([LowerEmulated(device="cpu")] if target is not None else [])]
+    return (LowerBlackwell(target), *quantize, SwizzleScales(), *rest)
+
+
+class Lowering(Protocol):
+    """A pass over a forward, backward or inference graph."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, graph: Graph) -> bool: ...

@@ -86,6 +86,18 @@ def swizzle(scales: Tensor) -> Tensor:
     return split.permute(0, 3, 2, 1, 4).reshape(-1)
 
 
+def swizzle_rows(scales: Tensor, rows: Size, block_rows: int) -> Tensor:
+    """Block scales (ceil(rows/block_rows), C) in the tensor cores' order, one scale a row: flat uint8."""
+    return swizzle(row_scales(scales, rows, block_rows))
+
+
+def transpose_codes(codes: Tensor, columns: Size, block: int, packed: bool) -> Tensor:
+    """Codes of an (R, columns) matrix to those of its transpose, R padded to the block with zeros: uint8 (columns, bytes)."""
+    whole = unpack(codes) if packed else codes
+    flipped = pad_to(whole[:, :columns].t(), 1, block).contiguous()
+    return pack(flipped) if packed else flipped
+
+
 def unswizzle(data: Tensor, rows: Size, columns: Size) -> Tensor:
     """The inverse of `swizzle`: flat uint8 -> (rows, columns) uint8."""
     row_tiles, column_tiles = ceil_div(rows, TILE_ROWS), ceil_div(columns, TILE_COLUMNS)

@@ -144,6 +144,15 @@ def _swizzle_fake(scales: Tensor) -> Tensor:
     return scales.new_empty((tiles * layout.TILE_BYTES,))
 
 
+def _swizzle_rows_fake(scales: Tensor, rows: Size, block_rows: int) -> Tensor:
+    tiles = ceil_div(rows, layout.TILE_ROWS) * ceil_div(scales.shape[1], layout.TILE_COLUMNS)
+    return scales.new_empty((tiles * layout.TILE_BYTES,))
+
+
+def _transpose_codes_fake(codes: Tensor, columns: Size, block: int, packed: bool) -> Tensor:
+    return codes.new_empty((columns, ceil_div(codes.shape[0], block) * (block // 2 if packed else block)))
+
+
 def _unswizzle_fake(data: Tensor, rows: Size, columns: Size) -> Tensor:
     return data.new_empty((rows, columns))
 
@@ -199,6 +208,13 @@ _OPS: tuple[tuple[str, str, Any, Any], ...] = (
     ("apply_mask", "(Tensor y, Tensor mask) -> Tensor", _apply_mask, _apply_mask_fake),
     ("mm", "(Tensor a, Tensor b, Tensor? alpha, Tensor? bias, ScalarType dtype) -> Tensor", _mm, _mm_fake),
     ("swizzle", "(Tensor scales) -> Tensor", layout.swizzle, _swizzle_fake),
+    ("swizzle_rows", "(Tensor scales, SymInt rows, int block_rows) -> Tensor", layout.swizzle_rows, _swizzle_rows_fake),
+    (
+        "transpose_codes",
+        "(Tensor codes, SymInt columns, int block, bool packed) -> Tensor",
+        layout.transpose_codes,
+        _transpose_codes_fake,
+    ),
     ("unswizzle", "(Tensor data, SymInt rows, SymInt columns) -> Tensor", layout.unswizzle, _unswizzle_fake),
 )
 

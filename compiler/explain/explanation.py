@@ -98,16 +98,12 @@ class Explanation:
 
 def lower(gm: GraphModule, target: str, kernels_only: bool = False) -> GraphModule:
     """A copy of a partitioned graph, lowered as for a device of the target; or, kernels_only, its generated kernels alone."""
-    from fp4.passes import LOWERING
-    from fp4.passes.lower_emulated import LowerEmulated
+    from fp4.passes import lowering
 
     made = copy.deepcopy(gm)
-    for p in LOWERING:
-        if not isinstance(p, LowerEmulated):
-            if not kernels_only:
-                p.run(made.graph)
-        elif target != CPU:  # the captured graph is a CPU's: as if it were the GPU's
-            LowerEmulated(device="cpu").run(made.graph)
+    for p in lowering(None if target == CPU else target):
+        if not (kernels_only and p.name in ("lower_collectives", "lower_reference")):
+            p.run(made.graph)
     made.graph.lint()
     return made
 

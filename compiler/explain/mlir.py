@@ -36,6 +36,7 @@ SEGMENTS = "operandSegmentSizes"
 
 def schemas() -> Iterator[tuple[str, Any]]:
     """Name and schema of every ``fp4::`` op, in the order of names."""
+    import fp4.kernels.matmul_ops
     import fp4.kernels.ops  # noqa: F401  registers the ops of the lowered graphs
 
     names = sorted(n for n in torch._C._dispatch_get_all_op_names() if n.startswith("fp4::"))
@@ -199,7 +200,7 @@ def _replace(op: Any, node: Node) -> None:
     operands, segments, constants = [], [], []
     attributes: dict[str, Any] = {}
     optional = 0
-    values = [*node.args, *(None for _ in target._schema.arguments[len(node.args) :])]
+    values = [*node.args, *(a.default_value for a in target._schema.arguments[len(node.args) :])]
     for argument, value, operand in zip(target._schema.arguments, values, op.operands, strict=True):
         is_tensor, may_miss = _tensor(argument)
         optional += may_miss

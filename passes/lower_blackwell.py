@@ -1,0 +1,139 @@
+"""On a GPU with block-scaled tensor cores: ``dequantize x2 -> fp4::mm`` becomes ``fp4::scaled_mm`` on the codes themselves.
+
+The operands are never decoded; their scales go in through ``fp4::swizzle_rows``, their tensor scales and the bias are the
+epilogue. The contracted dimension must be contiguous, so a W whose transpose has the same codes (square blocks) is quantized
+again as the transpose for dgrad; saved codes of it are transposed. A GEMM that the tensor cores do not have is left to
+``lower_emulated``; `emulated` says why, and the report repeats it.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.fx import Graph, Node
+
+from fp4.compiler.graph import Builder, aten, fp4_nodes, is_transpose
+from fp4.runtime.spec import Quantizer
+
+if TYPE_CHECKING:
+    from fp4.kernels.target import Target
+
+fp4 = torch.ops.fp4
+
+
+@dataclass(frozen=True)
+class LowerBlackwell:
+    """target: GPU architecture, e.g. "sm_100a", whatever the device of the graph; None: that of the device."""
+
+    name: ClassVar[str] = "lower_blackwell"
+    target: str | None = None
+
+    def run(self, graph: Graph) -> bool:
+        changed = False
+        for node in list(fp4_nodes(graph, "mm")):
+            target = block_scaled_target(node.meta["val"].device, self.target)
+            if target is not None:
+                changed |= _lower(graph, node, target)
+        if changed:
+            graph.eliminate_dead_code()
+        return changed
+
+
+def block_scaled_target(device: torch.device, name: str | None) -> Target | None:
+    """The named target, or the device's, where it has block-scaled tensor cores (sm_100, 103, 120, 121), else None."""
+    if name is None and device.type != "cuda":
+        return None
+    from fp4.kernels.target import Target, TargetError, target_of
+
+    try:
+        target = Target(name) if name is not None else target_of(device)
+    except TargetError:
+        return None
+    return target if target.capability >= 100 else None
+
+
+def emulated(first: Quantizer | None, second: Quantizer | None, target: Target) -> str:
+    """Why a GEMM on operands of these quantizers is not block-scaled on the target; empty where it is."""
+    from fp4.kernels.matmul_spec import no_instruction
+
+    return no_instruction(first, second, target)
+
+
+def _register() -> None:
+    import fp4.kernels.matmul_ops  # noqa: F401  registers the op
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A quantized operand of an ``fp4::mm``. transposed: the matrix that was quantized is its transpose."""
+
+    codes: Node
+    scales: Node
+    quantizer: Quantizer
+    columns: Any
+    transposed: bool
+
+
+def _operand(node: Any) -> _Operand | None:
+    transposed = is_transpose(node)
+    decode = node.args[0] if transposed else node
+    if not isinstance(decode, Node) or decode.target is not fp4.dequantize.default:
+        return None
+    codes, scales, _, text, columns, _ = decode.args
+    quantizer = Quantizer.parse(str(text))
+    if transposed and not quantizer.transposable:
+        return None
+    return _Operand(codes, scales, quantizer, columns, transposed)  # type: ignore[arg-type]
+
+
+def _lower(graph: Graph, node: Node, target: Target) -> bool:
+    first, second, alpha, bias, dtype = node.args
+    a, b = _operand(first), _operand(second)
+    if a is None or b is None or emulated(a.quantizer, b.quantizer, target):
+        return False
+    _register()
+    build = Builder(graph, node)
+    k = a.columns if not a.transposed else b.columns if not b.transposed else build.size(first, 1)  # type: ignore[arg-type]
+    a_codes, a_scales = _inputs(build, a, first)
+    b_codes, b_scales = _inputs(build, b, second)
+    specs = str(a.quantizer), str(b.quantizer)
+    product = build.call(
+        fp4.scaled_mm.default, a_codes, a_scales, b_codes, b_scales, *specs, k, *_factors(node, alpha), bias, dtype
+    )
+    product.meta = {**node.meta, "val": product.meta["val"]}
+    node.replace_all_uses_with(product)
+    graph.erase_node(node)
+    return True
+
+
+def _inputs(build: Builder, operand: _Operand, node: Any) -> tuple[Node, Node]:
+    """Codes with the contracted dimension contiguous, and swizzled scales."""
+    codes, scales, q = operand.codes, operand.scales, operand.quantizer
+    if operand.transposed:
+        made: Any = codes.args[0] if codes.target is operator.getitem else None
+        if made is not None and made.target is fp4.quantize.default:
+            codes, scales = _quantized_transpose(build, made)
+        else:
+            codes = build.call(fp4.transpose_codes.default, codes, operand.columns, q.block[0], q.packed)
+            scales = build.call(aten.permute.default, scales, [1, 0])
+    return codes, build.call(fp4.swizzle_rows.default, scales, build.size(node, 0), q.block[0])
+
+
+def _quantized_transpose(build: Builder, quantize: Node) -> tuple[Node, Node]:
+    """Codes and scales of the transpose of what `quantize` quantizes."""
+    matrix, amax, spec, seed, site = quantize.args
+    transpose = build.transposed(matrix)  # type: ignore[arg-type]
+    if isinstance(amax, Node) and amax.target is fp4.amax.default and amax.args[0] is matrix:
+        amax = build.call(fp4.amax.default, transpose)  # the same, and the quantize kernel's own
+    codes, scales, _ = build.outputs(build.call(fp4.quantize.default, transpose, amax, spec, seed, site))
+    return codes, scales
+
+
+def _factors(node: Node, alpha: Any) -> tuple[Any, Any]:
+    """The two factors of alpha, the operands' tensor scales: the matmul multiplies them by itself."""
+    if alpha is not None and alpha.target is aten.mul.Tensor and set(alpha.users) == {node}:
+        return alpha.args
+    return alpha, None
