@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch.fx import Graph, GraphModule
 from fp4.compiler.backend import Options
 from fp4.compiler.explain import fx, mlir
 from fp4.compiler.explain.capture import BACKWARD, FORWARD, LOWERED, REWRITTEN, TAGGED, Captured, ExplainError, capture
+from fp4.compiler.explain.draw import draw
+from fp4.compiler.explain.graph import flow, ops
+from fp4.compiler.explain.scene import Scene
 from fp4.compiler.explain.table import ExplainTable
 from fp4.compiler.policy import Policy
 
@@ -71,6 +75,32 @@ class Explanation:
             return "\n".join(mlir.mlir(gm, f"{LOWERED}_{name}") for pair in pairs for name, gm in pair.items())
         graphs = [self._graph(captured, stage) for captured in self.graphs]
         return "\n".join(mlir.mlir(graph, stage) for graph in graphs if graph is not None)
+
+    def graph(self, level: str = "linears", collapse: bool = False) -> list[Any]:
+        """The dataflow of each captured graph, for networkx.
+
+        level: "linears", linears and the steps between them (``fp4.compiler.explain.graph.flow``); "ops", every node of the
+        rewritten graph. collapse: layers that are alike once, at level "linears".
+        """
+        if level not in ("linears", "ops"):
+            raise ExplainError(f"level={level!r}; write 'linears' or 'ops'")
+        return [flow(g, collapse) if level == "linears" else ops(g) for g in self.graphs]
+
+    def draw(self, path: str | Path | None = None, *, collapse: bool = True, layer: str | None = None) -> Scene:
+        """Draw the model: colour by format, width by bytes, a linear's GEMMs side by side, what is saved between them.
+
+        path: .svg, or .png (needs matplotlib); None: no file, and ``svg()`` of the result is the text. collapse: layers that
+        are alike once. layer: only one module, e.g. "model.layers.0".
+        """
+        scene = draw(self.graphs, f"{self.model}, policy {self.policy.name}", collapse, layer)
+        suffix = Path(path).suffix if path is not None else None
+        if suffix == ".svg":
+            Path(str(path)).write_text(scene.svg())
+        elif suffix == ".png":
+            scene.png(str(path))
+        elif suffix is not None:
+            raise ExplainError(f"draw({str(path)!r}): write a name that ends in .svg or .png")
+        return scene
 
     def _graph(self, captured: Captured, stage: str) -> Graph | GraphModule | None:
         if stage in captured.stages:

@@ -13,14 +13,9 @@ from rich.console import Console
 import fp4
 from fp4.compiler.explain.repeats import runs
 from fp4.compiler.explain.table import HEADINGS, amount
-from tests.graphs import MLP, llama, tokens
+from tests.graphs import MLP
 
 SHARED = "X nvfp4 2.25 KiB, with k_proj, v_proj"
-
-
-@pytest.fixture(scope="module")
-def explained() -> fp4.Explanation:
-    return fp4.explain(llama(num_hidden_layers=4), tokens(), labels=tokens(), recipe="nvfp4", autocast=torch.bfloat16)
 
 
 def test_a_row_a_gemm_with_operands_rotation_saved_and_reason(explained: fp4.Explanation) -> None:
