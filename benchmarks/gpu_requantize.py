@@ -11,6 +11,7 @@ memory by Inductor, then the kernels that read BF16. A few tiles each, the usual
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import multiprocessing
 import platform
@@ -25,12 +26,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_kernels import copy_rate, graph_seconds
+from fp4.kernels import masks
 from fp4.kernels import quantize as plain
 from fp4.kernels import requantize as kernels
 from fp4.kernels.quantize import launch
 from fp4.kernels.tiles import Tile, tile_of
 from fp4.runtime import reference
 from fp4.runtime.spec import Quantizer
+from tests.kernels.masking import QUANTIZERS, ROTATIONS, gradients, quantize_differences, unrotate_equal
 from tests.kernels.requantizing import CASES, RECIPES, differences
 from tests.runtime.cases import DATA, SHAPES, gaussian
 
@@ -95,12 +98,37 @@ def equality_of(job: tuple[int, bool, float]) -> dict[str, Any]:
     return result
 
 
+def masks_of(index: int) -> dict[str, Any]:
+    """The clip mask's kernels with one rotation on every input, in a worker."""
+    torch.set_num_threads(1)
+    rotation, seed = ROTATIONS[index], torch.tensor([SEED])
+    result: dict[str, Any] = {"rotation": str(rotation or ""), "comparisons": 0, "unequal": {}}
+    try:
+        for name, make in inputs().items():
+            for q in QUANTIZERS:
+                if found := quantize_differences(make(), q, rotation, seed, SITE, "cuda"):
+                    result["unequal"][f"{q} {name}"] = found
+                result["comparisons"] += 1
+        for y, columns in gradients(rotation.size) if rotation else []:
+            for dtype, masked in itertools.product((torch.bfloat16, torch.float32), (True, False)):
+                if not unrotate_equal(y, rotation, columns, dtype, masked, seed, SITE, "cuda"):
+                    result["unequal"][f"unrotated {tuple(y.shape)} {columns} {dtype} {masked}"] = True
+                result["comparisons"] += 1
+    except Exception as error:
+        result["failed"] = f"{type(error).__name__}: {str(error)[:300]}"
+        result["traceback"] = traceback.format_exc()[-1500:]
+    return result
+
+
 def equality(pool: Any) -> dict[str, Any]:
     start = time.time()
     jobs = [(i, transposed, start + EQUALITY_SECONDS) for i in range(len(CASES)) for transposed in (True, False)]
     rows = list(pool.imap_unordered(equality_of, jobs, chunksize=1))
     bad = [r for r in rows if r["unequal"] or r["failed"] or "cut off before" in r]
+    masked = pool.map(masks_of, range(len(ROTATIONS)), chunksize=1)
     return {
+        "masks equal": not any(r["unequal"] or "failed" in r for r in masked),
+        "masks": masked,
         "cases": len(rows),
         "inputs each": len(inputs()),
         "comparisons": sum(r["inputs"] for r in rows),
@@ -207,6 +235,38 @@ def rivals(index: int, shape: tuple[int, int]) -> dict[str, float]:
     return found
 
 
+def masks_speed(shape: tuple[int, int], copy: float) -> dict[str, Any]:
+    """Quartet's masked kernels, the launchers as they are: shares of a copy, and microseconds of the oracle by Inductor."""
+    q, rotation = QUANTIZERS[0], ROTATIONS[1]
+    assert rotation is not None
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    _, _, _, mask = masks.quantize(x, q, rotation=rotation)
+
+    @torch.compile(dynamic=False)
+    def quantize(x: Tensor) -> tuple[Tensor, ...]:
+        rotated = reference.rotate(x, rotation, None, 0)
+        codes, scales, _ = reference.quantize(rotated, q)
+        return codes, scales, reference.clip_mask(rotated, scales, q)
+
+    @torch.compile(dynamic=False)
+    def back(x: Tensor, mask: Tensor) -> Tensor:
+        return reference.unrotate(reference.apply_mask(x, mask), rotation, None, 0, shape[1], torch.bfloat16)
+
+    made = functools.partial(masks.unrotate, x, rotation, columns=shape[1], dtype=torch.bfloat16, mask=mask)
+    found: dict[str, Any] = {}
+    for name, run, rival, moved in (
+        ("quantize and mask", lambda: masks.quantize(x, q, rotation=rotation), lambda: quantize(x), x.numel() * (2 + 21 / 32)),
+        ("mask and rotate back", made, lambda: back(x, mask), x.numel() * (4 + 1 / 8)),
+    ):
+        seconds, other = graph_seconds(run), graph_seconds(rival)
+        found[name] = {
+            "of copy": round(moved / seconds / copy, 3),
+            "microseconds": seconds * 1e6,
+            "oracle by Inductor, microseconds": other * 1e6,
+        }
+    return found
+
+
 def speed(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     start = time.time()
     names = ("packed", "decoded", "amax")
@@ -217,6 +277,10 @@ def speed(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         copy = copy_rate(shape)
         rows: dict[str, Any] = {"copy, TB/s": copy / 1e12}
         result[f"{shape}"] = rows
+        try:
+            rows["masks"] = masks_speed(shape, copy)
+        except Exception as error:
+            rows["masks"] = f"{type(error).__name__}: {str(error)[:300]}"
         for index, name in enumerate(NAMES):
             best: dict[str, float] = {}
             usual: dict[str, float] = {}

@@ -108,6 +108,15 @@ class Kernel(NativeRounding):
         self.section(f"rotate: signs ({r.signs}), {r.size.bit_length() - 1} butterfly stages, 1/sqrt({r.size})")
         if r.signs != "none":
             self.signs()
+        self.hadamard()
+        if r.bf16:
+            self.add(f"x = {self.call('round_bf16' if self.interpreted else 'round_bf16_pairs')}(x)")
+        if spec.block[1] > r.size:
+            self.add(f"x = tl.where(unit[None, :] * {u} + k < width, x, 0.0)  # the block's padding is not rotated")
+
+    def hadamard(self) -> None:
+        r, u = self.spec.rotation, self.spec.unit
+        assert r is not None
         self.add(f"x = tl.reshape(x, ({u} * TR * TB,))")
         butterfly = self.call("butterfly")
         h = 1
@@ -115,10 +124,6 @@ class Kernel(NativeRounding):
             self.add(f"x = {butterfly}(x, {f'{h} * TR * TB' if h < u else self.distance(h // u)})")
             h *= 2
         self.add(f"x = tl.reshape(x, ({u}, TR * TB)) * {f32(1 / math.sqrt(r.size))}")
-        if r.bf16:
-            self.add(f"x = {self.call('round_bf16' if self.interpreted else 'round_bf16_pairs')}(x)")
-        if spec.block[1] > r.size:
-            self.add(f"x = tl.where(unit[None, :] * {u} + k < width, x, 0.0)  # the block's padding is not rotated")
 
     def signs(self) -> None:
         spec, r, u = self.spec, self.spec.rotation, self.spec.unit

@@ -173,6 +173,47 @@ def _fake_requantize(
     return _fake_quantize(x, amax, quantizer, rotation, seed, site, signs_site, dtype)
 
 
+def _quantize_masked(
+    x: Tensor, amax: Tensor | None, quantizer: str, rotation: str, seed: Tensor | None, site: int, signs_site: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, r = _specs(quantizer, rotation)
+    if x.device.type == "cuda":
+        from fp4.kernels.masks import quantize
+
+        return quantize(x, q, rotation=r, seed=seed, site=site, signs_site=signs_site)
+    y = _rotated(x, r, seed, signs_site)
+    codes, scales, tensor_scale = reference.quantize(y, q, amax, seed, site)
+    mask = reference.clip_mask(y, scales, q)
+    return codes.contiguous(), scales.contiguous(), tensor_scale.contiguous(), mask.contiguous()
+
+
+def _quantize_masked_fake(
+    x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int
+) -> tuple[Tensor, ...]:
+    q, r = _specs(quantizer, rotation)
+    width = ceil_div(_width(x, r), q.block[1]) * (q.block[1] // 8)
+    return (*ops.quantized_fake(x, x.shape[0], _width(x, r), q), x.new_empty((x.shape[0], width), dtype=torch.uint8))
+
+
+def _unrotate_masked(
+    y: Tensor, mask: Tensor | None, rotation: str, seed: Tensor | None, site: int, columns: int, dtype: torch.dtype
+) -> Tensor:
+    r = ops.rotation(rotation)
+    if y.device.type == "cuda":
+        from fp4.kernels.masks import unrotate
+
+        return unrotate(y, r, columns=columns, dtype=dtype, mask=mask, seed=seed, site=site)
+    if mask is not None:
+        y = reference.apply_mask(y, mask)
+    return reference.unrotate(y, r, seed, site, columns, dtype).contiguous()
+
+
+def _unrotate_masked_fake(
+    y: Tensor, mask: Any, rotation: str, seed: Any, site: int, columns: Size, dtype: torch.dtype
+) -> Tensor:
+    return y.new_empty((y.shape[0], columns), dtype=dtype)
+
+
 def _decoded_fake(codes: Tensor, scales: Any, factor: Any, source: str, columns: Size, dtype: Any, transposed: bool) -> Tensor:
     shape = (columns, codes.shape[0]) if transposed else (codes.shape[0], columns)
     return codes.new_empty(shape, dtype=dtype)
@@ -196,6 +237,13 @@ for _name, _schema, _impl, _fake in (
     ("rotated_amax", "(Tensor x, str rotation, Tensor? seed, int signs_site) -> Tensor", _rotated_amax, _rotated_amax_fake),
     ("fake_quantize", f"({ARGUMENTS}, ScalarType dtype) -> (Tensor, Tensor)", _fake_quantize, _fake_quantize_fake),
     ("requantize", f"({PACKED}, {DRAWS}) -> (Tensor, Tensor, Tensor)", _requantize, _requantize_fake),
+    ("quantize_masked", f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)", _quantize_masked, _quantize_masked_fake),
+    (
+        "unrotate_masked",
+        "(Tensor y, Tensor? mask, str rotation, Tensor? seed, int site, SymInt columns, ScalarType dtype) -> Tensor",
+        _unrotate_masked,
+        _unrotate_masked_fake,
+    ),
     (
         "fake_requantize",
         f"({PACKED}, {DRAWS}, ScalarType dtype) -> (Tensor, Tensor)",

@@ -3,8 +3,9 @@
 ``rotate -> amax -> quantize -> dequantize`` is ``fp4::fake_quantize`` where nothing of the codes is saved or read elsewhere: no
 packing, no unpacking. Where forward saves the codes, it is ``fp4::rotate_quantize``. Where the operand is itself decoded from
 codes, and transposed, as in the backward of Quartet II, the kernel reads the codes: ``fp4::fake_requantize`` and
-``fp4::requantize``. All equal the oracle bit for bit, so the GEMMs, on operands decoded exactly to BF16, are the same as on any
-device. What is left is lowered as on a CPU.
+``fp4::requantize``. Where QuEST's clip mask is made of the same operand, the kernel writes it (``fp4::quantize_masked``); where
+a gradient is masked and rotated back, that is one kernel (``fp4::unrotate_masked``). All equal the oracle bit for bit, so the
+GEMMs, on operands decoded exactly to BF16, are the same as on any device. What is left is lowered as on a CPU.
 """
 
 from __future__ import annotations
@@ -30,34 +31,42 @@ class LowerEmulated:
 
     def run(self, graph: Graph) -> bool:
         found = [n for n in fp4_nodes(graph, "quantize") if n.meta["val"][0].device.type == self.device]
-        if found:
+        back = [n for n in fp4_nodes(graph, "unrotate") if n.meta["val"].device.type == self.device]
+        if found or back:
             import fp4.kernels.ops  # noqa: F401  registers the ops
         for node in reversed(found):  # a kernel that reads codes keeps them packed, so it comes before the one that makes them
             _lower(graph, node)
-        if found:
+        for node in back:
+            _rotate_back(graph, node)
+        if found or back:
             graph.eliminate_dead_code()
-        return bool(found)
+        return bool(found or back)
 
 
 def _lower(graph: Graph, node: Node) -> None:
     matrix, amax, quantizer, seed, site = node.args
     _rotate_amax(graph, node, amax)
-    matrix, amax, readers, rotation, rotation_seed, signs_site = _unrotated(node, matrix, amax)
+    results = {u.args[1]: u for u in node.users}
+    codes, scales = results.get(0), results.get(1)
+    masks = _masks(matrix, scales, str(quantizer))
+    matrix, amax, readers, rotation, rotation_seed, signs_site = _unrotated(node, matrix, amax, masks)
     seed = rotation_seed if seed is None else seed
     build = Builder(graph, node)
-    packed = _packed(matrix, readers)
+    packed = None if masks else _packed(matrix, readers)
     quantize, fake_quantize = fp4.rotate_quantize.default, fp4.fake_quantize.default
     if packed:
         quantize, fake_quantize = fp4.requantize.default, fp4.fake_requantize.default
+    elif masks:
+        quantize = fp4.quantize_masked.default
     common = (*(packed or (matrix,)), amax, quantizer, rotation, seed, site, signs_site)
-    results = {u.args[1]: u for u in node.users}
-    codes, scales = results.get(0), results.get(1)
     decodes = [] if codes is None else [u for u in codes.users if u.target is fp4.dequantize.default]
     dtypes = {d.args[5] for d in decodes}
     if len(dtypes) != 1 or {*(codes.users if codes else ()), *(scales.users if scales else ())} != set(decodes):
         new = build.outputs(build.call(quantize, *common))
         for i, old in results.items():
             old.replace_all_uses_with(new[i])  # type: ignore[index]
+        for mask in masks:
+            mask.replace_all_uses_with(new[3])
         return
     decoded, tensor_scale = build.outputs(build.call(fake_quantize, *common, dtypes.pop()))
     for decode in decodes:
@@ -79,14 +88,39 @@ def _rotate_amax(graph: Graph, node: Node, reduced: Any) -> None:
     graph.erase_node(amax)
 
 
-def _unrotated(node: Node, matrix: Any, amax: Any) -> tuple[Any, Any, set[Node], str, Any, int]:
+def _masks(matrix: Any, scales: Node | None, quantizer: str) -> list[Node]:
+    """The clip masks of the quantized matrix, which its kernel can write."""
+    from fp4.kernels.masks import maskable
+
+    if scales is None or not maskable(Quantizer.parse(quantizer)):
+        return []
+    return [
+        u
+        for u in scales.users
+        if u.target is fp4.clip_mask.default and u.args[0] is matrix and u.args[1] is scales and u.args[2] == quantizer
+    ]
+
+
+def _rotate_back(graph: Graph, node: Node) -> None:
+    """A gradient, masked for this node alone, rotated back."""
+    gradient, rotation, seed, site, columns, dtype = node.args
+    mask: Any = None
+    if dtype not in (torch.bfloat16, torch.float32):
+        return
+    if isinstance(gradient, Node) and gradient.target is fp4.apply_mask.default and set(gradient.users) == {node}:
+        gradient, mask = gradient.args
+    build = Builder(graph, node)
+    node.replace_all_uses_with(build.call(fp4.unrotate_masked.default, gradient, mask, rotation, seed, site, columns, dtype))
+
+
+def _unrotated(node: Node, matrix: Any, amax: Any, masks: list[Node]) -> tuple[Any, Any, set[Node], str, Any, int]:
     """The matrix below the rotation that only this quantize reads, its amax left to the kernel; those of its readers that the
     kernel replaces; the rotation, seed and site."""
     own_amax = isinstance(amax, Node) and amax.target is fp4.amax.default and set(amax.users) == {node}
     amax_matrix: Any = amax.args[0] if own_amax else None
     if own_amax and amax_matrix is matrix:
         amax = None  # the launcher's first kernel
-    readers = {node, *([node.args[1]] if own_amax else [])}
+    readers = {node, *masks, *([node.args[1]] if own_amax else [])}
     if not isinstance(matrix, Node) or matrix.target is not fp4.rotate.default or not set(matrix.users) <= readers:
         return matrix, amax, readers, "", None, 0
     source, rotation, seed, site = matrix.args

@@ -1,0 +1,181 @@
+"""Kernels of QuEST's clip mask (Quartet 2505.14669): one that quantizes writes it, one that rotates a gradient back applies it.
+
+The mask has one bit an element, 1 where the quantizer did not clip it. A unit of 16 columns is two bytes of it, so it is made
+and read where the unit is in registers; the rotated operand and the masked gradient never go to memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp4.kernels.codegen import GENERATORS, Kernel
+from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.quantize import INPUT, OUTPUT, Run
+from fp4.runtime.formats import E2M1_MAX
+from fp4.runtime.layout import ceil_div
+from fp4.runtime.spec import MXFP4, Rotation, SpecError
+
+
+def maskable(q: Any) -> bool:
+    """Has the quantizer a clip mask? Its scale must be the power of two compared with."""
+    return isinstance(q, MXFP4) and q.prescale == 1
+
+
+@dataclass(frozen=True)
+class MaskedSpec(KernelSpec):
+    """`KernelSpec` with packed output of MXFP4 that writes the clip mask too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not maskable(self.quantizer) or self.output != "packed":
+            raise SpecError(f"{self.quantizer}, output={self.output!r}: the clip mask is of packed MXFP4 of prescale 1")
+
+    @property
+    def pointer_types(self) -> dict[str, str]:
+        return {"mask_ptr": "*i16"}
+
+
+class MaskedKernel(Kernel):
+    """`Kernel` that writes the clip mask after the codes: |x| < 6 * 2^E; 0 where the block's scale is NaN."""
+
+    def store_codes(self, width: int) -> None:
+        super().store_codes(width)
+        scaled = f"tl.abs(x * {self.over(self.spread(self.call('e8m0_inverse') + '(scale_code)'))})"
+        self.add(
+            f"kept = ({scaled} < {float(E2M1_MAX)}) & {self.over(self.spread('finite'))}",
+            "mask = tl.sum(kept.to(tl.int32) << k, 0).to(tl.int16)  # bit k is the unit's column k",
+            f"tl.store({self.pointer('mask_ptr')} + row * units + unit, mask, mask=(row < rows) & (unit < units))",
+        )
+
+
+@dataclass(frozen=True)
+class UnrotateSpec(KernelSpec):
+    """The inverse of a rotation, ``rotated`` output. masked: of a gradient that the clip mask is applied to first."""
+
+    masked: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output != "rotated":
+            raise SpecError(f"output={self.output!r}; the inverse of a rotation writes 'rotated'")
+
+    @property
+    def pointer_types(self) -> dict[str, str]:
+        return {"mask_ptr": "*i16"}
+
+
+class UnrotateKernel(Kernel):
+    """Load, mask, butterfly, multiply, signs, one rounding; the padding is cut off."""
+
+    spec: UnrotateSpec
+
+    def body(self) -> None:
+        self.tile()
+        self.load()
+        if self.spec.masked:
+            self.scalar("mask_stride")
+            self.section("zero where the forward clipped: bit k of a unit's two bytes is its column k")
+            self.add(
+                "inside = (row < rows) & (unit < units)",
+                f"mask = tl.load({self.pointer('mask_ptr')} + row * mask_stride + unit, mask=inside, other=0).to(tl.int32)",
+                "x = tl.where((mask[None, :] >> k) & 1 != 0, x, 0.0)",
+            )
+        self.rotate()
+        self.section("store")
+        self.scalar("kept_columns")
+        self.store_values("x", "kept_columns")
+
+    def rotate(self) -> None:
+        r = self.spec.rotation
+        assert r is not None
+        self.section(f"rotate back: {r.size.bit_length() - 1} butterfly stages, 1/sqrt({r.size}), signs ({r.signs})")
+        self.hadamard()
+        if r.signs != "none":
+            self.signs()
+
+
+GENERATORS[MaskedSpec] = MaskedKernel
+GENERATORS[UnrotateSpec] = UnrotateKernel
+
+
+class _MaskedRun(Run):
+    def spec(self, **fields: Any) -> KernelSpec:
+        plain = super().spec(**fields)
+        return MaskedSpec(**{name: getattr(plain, name) for name in plain.__dataclass_fields__})
+
+    def read(self) -> dict[str, Any]:
+        return {"mask_ptr": self.mask.view(-1).view(torch.int16)}
+
+    def masked(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        assert self.q is not None
+        width = ceil_div(self.width, self.q.block[1]) * self.q.block[1]
+        self.mask = torch.empty((self.rows, width // 8), dtype=torch.uint8, device=self.x.device)
+        return (*self.packed(None, False), self.mask)
+
+
+class _UnrotateRun(Run):
+    mask: Tensor | None = None
+
+    def spec(self, **fields: Any) -> KernelSpec:
+        plain = super().spec(**fields)
+        values = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
+        return UnrotateSpec(**values, masked=self.mask is not None)
+
+    def read(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"kept_columns": self.kept}
+        if self.mask is not None:
+            found |= {"mask_ptr": self.mask.view(-1).view(torch.int16), "mask_stride": self.mask.shape[1] // 2}
+        return found
+
+    def unrotated(self, columns: int, dtype: torch.dtype, mask: Tensor | None) -> Tensor:
+        self.kept = columns
+        if mask is not None:
+            mask = mask.contiguous()
+            self.mask = mask if mask.data_ptr() % 2 == 0 else mask.clone()
+        y = torch.empty((self.rows, columns), dtype=dtype, device=self.x.device)
+        self("rotated", dtype=OUTPUT[dtype], y_ptr=y)
+        return y
+
+
+def quantize(
+    x: Tensor,
+    q: MXFP4,
+    *,
+    rotation: Rotation | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+    signs_site: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes, block scales, tensor scale and clip mask: ``quantize.quantize`` and ``reference.clip_mask`` in one kernel.
+
+    The mask is uint8 (R, Cp/8). Raises SpecError for a quantizer without one.
+    """
+    if not maskable(q):
+        raise SpecError(f"clip_mask: {q} is not MXFP4 of prescale 1, whose scale is the power of two compared with")
+    return _MaskedRun(x, q, rotation, seed, site, signs_site).masked()
+
+
+def unrotate(
+    y: Tensor,
+    rotation: Rotation,
+    *,
+    columns: int,
+    dtype: torch.dtype,
+    mask: Tensor | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """``reference.unrotate`` of ``reference.apply_mask(y, mask)``: (R, Cp) of any strides to (R, columns) of `dtype`.
+
+    dtype: BF16 or FP32. mask: uint8 (R, at least Cp/8), an even number of bytes a row; None for none. Raises TypeError for
+    another dtype, ValueError for a mask of odd rows.
+    """
+    if dtype not in (torch.bfloat16, torch.float32) or y.dtype not in INPUT:
+        raise TypeError(f"unrotate: {y.dtype} to {dtype}; write torch.bfloat16 or torch.float32")
+    if mask is not None and mask.shape[1] % 2:
+        raise ValueError(f"unrotate: a mask of {mask.shape[1]} bytes a row; pass whole blocks, as clip_mask returns them")
+    return _UnrotateRun(y, None, rotation, seed, site, site).unrotated(columns, dtype, mask)
