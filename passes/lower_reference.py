@@ -30,7 +30,15 @@ from fp4.runtime.spec import Quantizer, Rotation
 fp4 = torch.ops.fp4
 invoke_subgraph = torch.ops.higher_order.invoke_subgraph
 # The draw, the generated kernels, and what waits for other ranks: they stay.
-FUSED = ("rotate_quantize", "fake_quantize", "rotated_amax", "requantize", "fake_requantize", "quantize_masked", "unrotate_masked")
+FUSED = (
+    "rotate_quantize",
+    "fake_quantize",
+    "rotated_amax",
+    "requantize",
+    "fake_requantize",
+    "quantize_masked",
+    "unrotate_masked",
+)
 KERNELS = ("scaled_mm", *FUSED)
 OPAQUE = ("seed", *KERNELS, "reduce_amax")
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
