@@ -23,6 +23,7 @@ from fp4.compiler.policy import Policy
 from fp4.compiler.report import REGISTRY, GemmReport, GraphReport, LinearReport, Report
 from fp4.compiler.shards import Shard, group_shard, placed
 from fp4.compiler.sites import Input
+from fp4.compiler.watch import compiled_module, watched
 from fp4.passes.recipes import DEFAULT, recipe
 
 log = logging.getLogger("fp4.report")
@@ -152,8 +153,10 @@ def fp4(
     """
     read = Options.read(options, mode)
     policy = read.resolved()
-    inputs = dynamo_inputs(gm)
-    parameters = [t for n in gm.graph.find_nodes(op="placeholder") if (t := _live_tensor(n)) is not None]
+    model = compiled_module()
+    inputs = dynamo_inputs(gm, model)
+    live = {i: t for i, n in enumerate(gm.graph.find_nodes(op="placeholder")) if (t := _live_tensor(n)) is not None}
+    parameters = list(live.values())
     received: list[GraphReport] = []
 
     def done(report: GraphReport) -> None:
@@ -171,7 +174,7 @@ def fp4(
     else:  # the compile cache had the graph: the passes did not run
         for report in _load(key):
             _publish(report, parameters)
-    return compiled
+    return watched(compiled, list(live), model if read.strict and quantizes(policy) else None)
 
 
 def compile_with(read: Options, joint: JointPass, gm: GraphModule, example_inputs: Sequence[Any], **how: Any) -> Any:
@@ -208,18 +211,27 @@ def quantizes(policy: Policy) -> bool:
     return policy.decide is not None or policy.precision.quantized or any(g.quantized for g in changed)
 
 
-def dynamo_inputs(gm: GraphModule) -> dict[int, Input]:
-    """Position of each graph input -> its name in the model: the joint graph no longer knows names."""
+def dynamo_inputs(gm: GraphModule, model: torch.nn.Module | None = None) -> dict[int, Input]:
+    """Position of each graph input -> its name in the model: the joint graph no longer knows names.
+
+    model: the compiled one. Behind a graph break Dynamo's names are of a part of it.
+    """
+    whole = {id(p): n for n, p in model.named_parameters(remove_duplicate=False)} if model is not None else {}
     names = gm.meta.get("dynamo_flat_name_to_original_fqn", {})
-    found = {}
+    found: dict[int, Input] = {}
     for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         argument = node.meta.get("grapharg")
         source = getattr(argument, "source", None)
-        is_parameter = isinstance(_live_tensor(node), torch.nn.Parameter)
+        parameter = _live_tensor(node)
         name = next((fqn for flat, fqn in names.items() if flat.lower() == node.name.lower()), None)
         if name is None and source is not None:
             name = _fqn(source.name if isinstance(source.name, str) else source.name())
-        found[i] = Input(name or node.name, is_parameter, *placed(node.meta.get("example_value")))
+        trained = parameter is None or parameter.requires_grad
+        name = name or node.name
+        full = whole.get(id(parameter), name)
+        prefix = full.removesuffix(name) if full.endswith(f".{name}") else ""
+        shards, groups = placed(node.meta.get("example_value"))
+        found[i] = Input(prefix + name, parameter is not None, shards, groups, trained, prefix)
     return found
 
 

@@ -32,6 +32,8 @@ VIEWS = frozenset(
         aten.slice.Tensor,
     }
 )
+# Ops whose results are parts of their first argument.
+SPLITS = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default})
 COPIES = frozenset(
     {
         aten.clone.default,
@@ -88,6 +90,20 @@ def root(node: Node) -> Node:
     while node.op == "call_function" and (node.target in VIEWS or node.target in COPIES):
         node = node.args[0]  # type: ignore[assignment]
     return node
+
+
+def source(node: Node) -> tuple[Node, str]:
+    """The tensor a node is, or is a part of, and which part: "[2]" of a stack, "[0]" of a split; "" for the whole."""
+    part = ""
+    node = root(node)
+    while node.op == "call_function":
+        if node.target is aten.select.int:
+            part, node = f"[{node.args[2]}]{part}", root(node.args[0])  # type: ignore[arg-type]
+        elif node.target is operator.getitem and node.args[0].target in SPLITS:  # type: ignore[union-attr]
+            part, node = f"[{node.args[1]}]{part}", root(node.args[0].args[0])  # type: ignore[union-attr, arg-type]
+        else:
+            break
+    return node, part
 
 
 def descendants(starts: Iterable[Node]) -> set[Node]:

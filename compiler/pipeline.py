@@ -34,8 +34,10 @@ class Context:
     warnings: list[str] = field(default_factory=list)
 
     def gemms(self) -> Iterator[tuple[Linear, Role, GemmSite, GemmPrecision]]:
-        """Every GEMM found, with the precision decided for it."""
+        """Every GEMM found, with the precision decided for it; a stack of experts is one op, and has none here."""
         for linear, decision in zip(self.linears, self.decisions, strict=True):
+            if linear.experts:
+                continue
             precisions = decision.precision.gemms()
             for role, gemm in linear.gemms.items():
                 yield linear, role, gemm, precisions[role]

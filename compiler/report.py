@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -155,33 +155,49 @@ class Report:
         return capture.get()
 
 
+# Weights of these are in no matrix product, or, as a convolution's, in none that a policy speaks of.
+_NOT_LINEAR = (torch.nn.Embedding, torch.nn.EmbeddingBag, torch.nn.LayerNorm, torch.nn.modules.conv._ConvNd)
+
+
 class Registry:
     """Graph reports of this process, found again by the parameters the graph reads."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[GraphReport, list[weakref.ref[torch.Tensor]]]] = []
+        self._called: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def add(self, report: GraphReport, parameters: Iterable[torch.Tensor]) -> None:
         self._entries.append((report, [weakref.ref(p) for p in parameters]))
 
+    def called(self, parameters: Iterable[torch.Tensor]) -> None:
+        """A graph was called with these: one made for a block serves all blocks like it."""
+        self._called |= {id(p): weakref.ref(p) for p in parameters}
+
     def clear(self) -> None:
         self._entries.clear()
+        self._called.clear()
 
     def find(self, model: torch.nn.Module) -> Report:
         own = {id(p) for p in model.parameters()}
         graphs: list[GraphReport] = []
-        seen: set[int] = set()
+        seen = {i for i, r in self._called.items() if r() is not None}
         for report, refs in self._entries:
             ids = {id(p) for r in refs if (p := r()) is not None}
             if ids & own:
                 graphs.append(report)
                 seen |= ids
-        uncaptured = [
-            name.removeprefix("_orig_mod.")
-            for name, module in model.named_modules(remove_duplicate=True)
-            if isinstance(module, torch.nn.Linear) and id(module.weight) not in seen and not name.startswith("_orig_mod._")
-        ]
-        return Report(graphs, uncaptured)
+        return Report(graphs, list(_uncaptured(model, seen)))
+
+
+def _uncaptured(model: torch.nn.Module, seen: set[int]) -> Iterator[str]:
+    """Names of the linears, and of other modules' matrices, that no graph reads."""
+    for name, module in model.named_modules(remove_duplicate=True):
+        if isinstance(module, _NOT_LINEAR) or name.startswith("_orig_mod._"):
+            continue
+        name = name.removeprefix("_orig_mod").removeprefix(".")
+        for own, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() >= 2 and id(parameter) not in seen:
+                yield f"{name}.{own}".removeprefix(".").removesuffix(".weight")
 
 
 REGISTRY = Registry()

@@ -40,7 +40,8 @@ FUSED = (
     "unrotate_masked",
 )
 KERNELS = ("scaled_mm", *FUSED)
-OPAQUE = ("seed", *KERNELS, "reduce_amax")
+EXPERTS = "grouped_mm"  # its group sizes are data
+OPAQUE = ("seed", EXPERTS, *KERNELS, "reduce_amax")
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
 SITE: dict[Any, int] = {fp4.rotate.default: 3, fp4.unrotate.default: 3, fp4.quantize.default: 4}
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fp4.runtime import layout, reference, rng
+from fp4.runtime.grouped import grouped_mm, grouped_mm_fake
 from fp4.runtime.layout import Size, ceil_div
 from fp4.runtime.spec import Quantizer, Rotation
 
@@ -207,6 +208,13 @@ _OPS: tuple[tuple[str, str, Any, Any], ...] = (
     ("clip_mask", "(Tensor x, Tensor scales, str quantizer) -> Tensor", _clip_mask, _clip_mask_fake),
     ("apply_mask", "(Tensor y, Tensor mask) -> Tensor", _apply_mask, _apply_mask_fake),
     ("mm", "(Tensor a, Tensor b, Tensor? alpha, Tensor? bias, ScalarType dtype) -> Tensor", _mm, _mm_fake),
+    (
+        "grouped_mm",
+        "(Tensor first, Tensor second, Tensor offs, Tensor? clipped, str precision, Tensor? seed, int site, ScalarType dtype) "
+        "-> Tensor",
+        grouped_mm,
+        grouped_mm_fake,
+    ),
     ("swizzle", "(Tensor scales) -> Tensor", layout.swizzle, _swizzle_fake),
     ("swizzle_rows", "(Tensor scales, SymInt rows, int block_rows) -> Tensor", layout.swizzle_rows, _swizzle_rows_fake),
     (
