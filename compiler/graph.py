@@ -99,7 +99,7 @@ def source(node: Node) -> tuple[Node, str]:
     while node.op == "call_function":
         if node.target is aten.select.int:
             part, node = f"[{node.args[2]}]{part}", root(node.args[0])  # type: ignore[arg-type]
-        elif node.target is operator.getitem and node.args[0].target in SPLITS:  # type: ignore[union-attr]
+        elif node.target is operator.getitem and node.args[0].target in SPLITS:  # type: ignore[union-attr, operator]
             part, node = f"[{node.args[1]}]{part}", root(node.args[0].args[0])  # type: ignore[union-attr, arg-type]
         else:
             break

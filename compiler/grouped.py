@@ -1,7 +1,7 @@
 """Products of a stack of experts in a joint graph: ``_grouped_mm`` and the fallback transformers has for it, normalized.
 
-Whatever form the graph has, a call is said as (first, second): X and W for fprop, dY and W for dgrad, dY and X for wgrad, with W
-(E, N, K) and the others (T, features).
+Whatever form the graph has, `operands` says a call as (first, second): X and W for fprop, dY and W for dgrad, dY and X for
+wgrad, with W (E, N, K) and the others (T, features).
 """
 
 from __future__ import annotations

@@ -215,6 +215,6 @@ def report(compiled: Callable[..., Any]) -> Report:
     if not found.graphs:
         raise ValueError(
             'no graph of this model was compiled with backend="fp4" in this process: compile it and call it once, '
-            "then ask again"
+            "then ask again. If that was done, Dynamo gave up on it: TORCH_LOGS=graph_breaks says where"
         )
     return found

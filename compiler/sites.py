@@ -164,10 +164,10 @@ def find_linears(graph: Graph, inputs: dict[int, Input]) -> tuple[list[Linear], 
         linears.append(linear)
     plain = [(linear, weight) for linear, (_, weight, _) in zip(linears, found, strict=True) if not linear.experts]
     frozen = {weight for _, weight, _ in found if (known := _input(source(weight)[0], inputs)) and not known.is_trained}
-    unknown += _tie_backward(
-        [linear for linear, _ in plain], [weight for _, weight in plain], frozen, backward, from_tangent
-    )
-    unknown += _tie_stacks([linear for linear in linears if linear.experts], stacks, stacks_backward, from_tangent)
+    owners = _owners(graph) if from_tangent else {}
+    of, weights = [linear for linear, _ in plain], [weight for _, weight in plain]
+    unknown += _tie_backward(of, weights, frozen, owners, backward, from_tangent)
+    unknown += _tie_stacks([linear for linear in linears if linear.experts], stacks, owners, stacks_backward, from_tangent)
     unknown += _others(graph, inputs)
     for linear in linears:
         linear.site = replace(linear.site, roles=tuple(str(r) for r in ROLES if r in linear.gemms))
@@ -186,7 +186,11 @@ def _stack(call: grouped.Call, inputs: dict[int, Input]) -> tuple[Node, bool] | 
 
 
 def _tie_stacks(
-    linears: list[Linear], stacks: dict[Node, grouped.Call], backward: list[grouped.Call], from_tangent: set[Node]
+    linears: list[Linear],
+    stacks: dict[Node, grouped.Call],
+    owners: dict[Node, Node],
+    backward: list[grouped.Call],
+    from_tangent: set[Node],
 ) -> list[GemmSite]:
     """Give each stack of experts its dgrad and wgrad; returns the backward products left over."""
     taken: set[Node] = set()
@@ -195,6 +199,9 @@ def _tie_stacks(
             call = stacks[linear.gemms[Role.FPROP].node]
             fits = [c for c in backward if c.node not in taken and grouped.backward_role(c, call, from_tangent) == role]
             fits = [c for c in fits if grouped.seq_nr(c) == grouped.seq_nr(call)] or fits
+            if role is Role.WGRAD:
+                whole = source(call.right)[0]
+                fits = [c for c in fits if owners.get(c.node, whole) is whole]
             if len(fits) > 1:  # stacks that read one activation: the dY they share with dgrad tells
                 dgrad = linear.gemms.get(Role.DGRAD)
                 of = next((grouped.gradient(c, from_tangent) for c in backward if dgrad and c.node is dgrad.node), None)
@@ -213,7 +220,9 @@ def _others(graph: Graph, inputs: dict[int, Input]) -> list[GemmSite]:
         if node.op != "call_function" or node.target not in OTHERS or "fp4" in node.meta or is_batch_of_one(node):
             continue
         operands = [a for a in node.args[:3] if isinstance(a, Node)]
-        named = [f"{i.name}{part}" for a in operands for n, part in [_gathered(a)] if (i := _input(n, inputs)) and i.is_parameter]
+        named = [
+            f"{i.name}{part}" for a in operands for n, part in [_gathered(a)] if (i := _input(n, inputs)) and i.is_parameter
+        ]
         if named:
             found.append(GemmSite(node, Role.UNKNOWN, reason=f"{OTHERS[node.target]} ({named[0]})"))
     return found
@@ -231,6 +240,17 @@ def _gathered(node: Node) -> tuple[Node, str]:
 def depends_on_tangents(graph: Graph) -> set[Node]:
     """The nodes of the backward: those that depend on a gradient given."""
     return descendants(n for n in graph.nodes if n.op == "placeholder" and _is_tangent(n))
+
+
+def _owners(graph: Graph) -> dict[Node, Node]:
+    """The nodes that are, but for views and casts, the whole gradient of an input, and that input. A joint graph returns the
+    gradients last, one an input."""
+    placeholders = [n for n in graph.find_nodes(op="placeholder") if not _is_tangent(n)]
+    returned: Any = graph.output_node().args[0]
+    if len(returned) < len(placeholders):
+        return {}
+    pairs = zip(returned[len(returned) - len(placeholders) :], placeholders, strict=True)
+    return {root(gradient): p for gradient, p in pairs if isinstance(gradient, Node)}
 
 
 def _is_tangent(node: Node) -> bool:
@@ -302,7 +322,12 @@ def _weight_shards(weight: Any, is_right: bool, inputs: dict[int, Input]) -> dic
 
 
 def _tie_backward(
-    linears: list[Linear], weights: list[Node], frozen: set[Node], backward: dict[Any, list[Node]], from_tangent: set[Node]
+    linears: list[Linear],
+    weights: list[Node],
+    frozen: set[Node],
+    owners: dict[Node, Node],
+    backward: dict[Any, list[Node]],
+    from_tangent: set[Node],
 ) -> list[GemmSite]:
     """Give each linear its dgrad, then its wgrad; returns the backward products left over."""
     taken: set[Node] = set()
@@ -311,8 +336,9 @@ def _tie_backward(
             bucket = backward.get(linear.gemms[Role.FPROP].node.meta.get("seq_nr"), ())
             sites = [s for n in bucket if n not in taken and (s := _backward_site(n, weight, root(linear.x), from_tangent))]
             sites = [s for s in sites if s.role is role and _has_shape(s, linear)]
-            if role is Role.WGRAD and weight in frozen:  # one that reads the same activation is another linear's
-                sites = []
+            if role is Role.WGRAD:  # one that reads the same activation may be another linear's
+                whole = source(weight)[0]
+                sites = [] if weight in frozen else [s for s in sites if owners.get(s.node, whole) is whole]
             if len(sites) > 1:  # no seq_nr tells them apart: q, k and v read one activation. The dY they share with dgrad does
                 dgrad = linear.gemms.get(Role.DGRAD)
                 sites = [s for s in sites if dgrad is not None and _gradient(s) is _gradient(dgrad)][:1]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class GroupedPrecision:
         return json.dumps({name: value for name, value in asdict(self).items() if value})
 
     @staticmethod
-    @lru_cache(maxsize=None)
+    @cache
     def parse(text: str) -> GroupedPrecision:
         return GroupedPrecision(**json.loads(text))
 
@@ -96,14 +96,22 @@ def _groups(offs: Tensor, tokens: int) -> Iterator[tuple[int, slice]]:
     start = 0
     for e, end in enumerate(offs.tolist()):
         if not start <= end <= tokens:
-            raise ValueError(f"fp4::grouped_mm: offs {offs.tolist()} of {tokens} rows; write ends that rise from 0 to at most that")
+            raise ValueError(
+                f"fp4::grouped_mm: offs {offs.tolist()} of {tokens} rows; write ends that rise from 0 to at most that"
+            )
         if end > start:
             yield e, slice(start, end)
         start = end
 
 
 def _one(
-    first: Tensor, other: Tensor, clipped: Tensor | None, p: GroupedPrecision, seed: Tensor | None, site: int, dtype: torch.dtype
+    first: Tensor,
+    other: Tensor,
+    clipped: Tensor | None,
+    p: GroupedPrecision,
+    seed: Tensor | None,
+    site: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """One expert's GEMM. first (R, C). other: as the model has it; W or X of the backward is contracted along its rows."""
     role, letter = ROLES.index(p.role), 1 if p.role == "dgrad" else 0  # fprop's operand that a backward reads: W is 1, X is 0

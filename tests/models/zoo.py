@@ -67,15 +67,16 @@ def _vit() -> nn.Module:
 def _t5() -> nn.Module:
     library = _transformers()
     sizes: dict[str, Any] = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
+    sizes["attn_implementation"] = "eager"  # the captured SDPA wants its bias in the dtype of q, under autocast
     return library.T5ForConditionalGeneration(
-        library.T5Config(vocab_size=96, dropout_rate=0.0, use_cache=False, decoder_start_token_id=0, attn_implementation="eager", **sizes)
+        library.T5Config(
+            vocab_size=96, dropout_rate=0.0, use_cache=False, decoder_start_token_id=0, **sizes
+        )
     )
 
 
 def _mixtral(experts: str) -> nn.Module:
-    return _causal(
-        "Mixtral", num_local_experts=4, num_experts_per_tok=2, experts_implementation=experts
-    )
+    return _causal("Mixtral", num_local_experts=4, num_experts_per_tok=2, experts_implementation=experts)
 
 
 def _qwen3_moe(experts: str) -> nn.Module:
