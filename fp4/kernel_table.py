@@ -15,6 +15,7 @@ from fp4.kernels.compile import candidate
 from fp4.kernels.inspection import Candidate, Row, examine
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import BLACKWELL, Target
+from fp4.matmul_table import Shape, matmuls
 from fp4.passes.recipes import describe
 
 # The first and the second operand of each GEMM: does the contracted dimension lie along rows of memory, or along columns?
@@ -47,9 +48,10 @@ def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
     return list(found)
 
 
-def candidates(recipes: Sequence[str], target: Target) -> list[Candidate]:
-    """Every kernel that a step under the recipes needs on the target."""
-    return [candidate(spec, target) for spec in quantize_specs(recipes or list(fp4.recipes()), target)]
+def candidates(recipes: Sequence[str], target: Target, shapes: Sequence[Shape] = ()) -> list[Candidate]:
+    """Every kernel that a step under the recipes needs on the target; its matmuls for the shapes (M, N, K) given, or any."""
+    names = recipes or list(fp4.recipes())
+    return [*(candidate(spec, target) for spec in quantize_specs(names, target)), *matmuls(names, target, shapes)]
 
 
 def rows(kernels: Iterable[Candidate], target: Target) -> Iterator[Row]:
@@ -58,11 +60,12 @@ def rows(kernels: Iterable[Candidate], target: Target) -> Iterator[Row]:
         yield examine(kernel, target)
 
 
-HEAD = ("kernel", "registers", "shared", "spills", "stack", "conversions", "FP4 converts", "SASS")
+HEAD = ("kernel", "registers", "shared", "spills", "stack", "tensor memory", "conversions", "FP4 converts", "SASS")
 
 
 def _cells(row: Row, names: Sequence[str]) -> list[str]:
-    figures = (row.registers, row.shared, row.spills, row.stack, row.conversions, row.converts, row.instructions)
+    memory = (row.registers, row.shared, row.spills, row.stack, row.tensor_memory)
+    figures = (*memory, row.conversions, row.converts, row.instructions)
     return [row.kernel, *(str(f) for f in figures), *(str(row.counts.get(name, "")) for name in names)]
 
 

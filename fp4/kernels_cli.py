@@ -21,9 +21,23 @@ def _option(panel: str, text: str, *flags: str, default: bool | str = True) -> A
     return typer.Option(*flags, help=text, rich_help_panel=panel, show_default=default)
 
 
+def _shapes(text: str) -> list[tuple[int, int, int]]:
+    """ "16384x4096x4096,..." as (M, N, K)."""
+    found = []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        sizes = part.split("x")
+        if len(sizes) != 3 or not all(s.isdecimal() and int(s) for s in sizes):
+            _fail(f"--shapes {part}; write M x N x K, e.g. 16384x4096x4096")
+        found.append((int(sizes[0]), int(sizes[1]), int(sizes[2])))
+    return found
+
+
 def kernels(
     target: Annotated[str, _option(RECIPE, "GPU architecture, e.g. sm_90, sm_100a, sm_120a.")] = "sm_100a",
     recipe: Annotated[str, _option(RECIPE, "Names separated by commas.", default="every recipe")] = "",
+    shapes: Annotated[
+        str, _option(RECIPE, "Matmuls for these sizes alone: MxNxK, by commas.", default="every tile of the target")
+    ] = "",
     only: Annotated[str, _option(RECIPE, "Only the kernels whose name holds this text.", default="all")] = "",
     source: Annotated[
         str | None, _option(SHOW, "Print the code of the one kernel whose name is, or holds, this text.", default="none")
@@ -38,6 +52,7 @@ def kernels(
     named on stderr.
     """
     try:
+        import fp4
         from fp4.kernels.build import require_triton
 
         require_triton()
@@ -45,12 +60,15 @@ def kernels(
         from fp4.kernel_table import as_json, as_markdown, as_table, as_text, candidates, rows
         from fp4.kernels.inspection import LEVELS
         from fp4.kernels.target import Target, TargetError
+        from fp4.matmul_table import emulated
     except ImportError as error:
         _fail(error)
     try:
         where = Target(target)
         where.capability  # noqa: B018  the interpreter has none
-        found = candidates([name.strip() for name in recipe.split(",") if name.strip()], where)
+        recipes = [name.strip() for name in recipe.split(",") if name.strip()]
+        found = candidates(recipes, where, _shapes(shapes))
+        left = emulated(recipes or list(fp4.recipes()), where)
     except (TargetError, PolicyError) as error:
         _fail(error)
     if level not in LEVELS:
@@ -86,6 +104,8 @@ def kernels(
         console.print(as_table(done, f"{where.name}, compiled and inspected, not run"))
     else:
         print(as_text(done))
+    for line in left:
+        Console(stderr=True).print(f"emulated: {escape(line)}", highlight=False, soft_wrap=True)
     bad = [row for row in done if row.faults]
     for row in bad:
         Console(stderr=True).print(

@@ -113,6 +113,7 @@ class Row:
     shared: int
     spills: int
     stack: int
+    tensor_memory: int
     conversions: int
     converts: int
     instructions: int
@@ -126,7 +127,7 @@ def examine(candidate: Candidate, target: Target) -> Row:
         compiled = candidate.compile(target)
     except Exception as error:
         reason = f"does not compile: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        return Row(candidate.name, candidate.family, target.name, 0, 0, 0, 0, 0, 0, 0, {}, (reason,))
+        return Row(candidate.name, candidate.family, target.name, 0, 0, 0, 0, 0, 0, 0, 0, {}, (reason,))
     return judged(candidate, target, compiled)
 
 
@@ -141,6 +142,7 @@ def judged(candidate: Candidate, target: Target, compiled: Compiled) -> Row:
         shared=compiled.shared,
         spills=compiled.spills,
         stack=compiled.stack,
+        tensor_memory=compiled.tensor_memory,
         conversions=compiled.conversions,
         converts=compiled.count(TO_FP4),
         instructions=sum(compiled.instructions.values()),

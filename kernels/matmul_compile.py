@@ -124,6 +124,7 @@ def candidate(spec: MatmulSpec, target: Target, tile: MatmulTile) -> Candidate:
 def describe(spec: MatmulSpec, tile: MatmulTile) -> str:
     """One line that tells a matmul from the others: "matmul nvfp4 x nvfp4 to bf16, 128x256x256 stages=3 warps=8 persistent"."""
     words = [f"matmul {spec.a} x {spec.b} to {spec.output}"]
+    words += [f"{spec.alphas} factor" + "s" * (spec.alphas > 1)] * bool(spec.alphas)
     words += (
         ["partial sums"] * spec.partial + ["accumulated"] * spec.accumulate + [f"bias {spec.bias}"] * (spec.bias is not None)
     )

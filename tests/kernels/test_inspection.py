@@ -99,7 +99,7 @@ def test_the_command_fails_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> Non
     bad = dataclasses.replace(
         candidate(KernelSpec(NVFP4()), Target("sm_90")), compile=lambda target: dataclasses.replace(GOOD, stack=8)
     )
-    monkeypatch.setattr(table, "candidates", lambda recipes, target: [bad])
+    monkeypatch.setattr(table, "candidates", lambda recipes, target, shapes: [bad])
     done = run(app, ["kernels"])
     assert done.exit_code == 1
     assert "packed nvfp4: stack: 8 bytes a thread" in done.output
