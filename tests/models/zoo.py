@@ -69,9 +69,7 @@ def _t5() -> nn.Module:
     sizes: dict[str, Any] = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
     sizes["attn_implementation"] = "eager"  # the captured SDPA wants its bias in the dtype of q, under autocast
     return library.T5ForConditionalGeneration(
-        library.T5Config(
-            vocab_size=96, dropout_rate=0.0, use_cache=False, decoder_start_token_id=0, **sizes
-        )
+        library.T5Config(vocab_size=96, dropout_rate=0.0, use_cache=False, decoder_start_token_id=0, **sizes)
     )
 
 
