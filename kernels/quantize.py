@@ -9,12 +9,13 @@ Results equal the oracle's bit for bit.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fp4.kernels import autotune
 from fp4.kernels.build import COMPILE_OPTIONS, build, require_triton
 from fp4.kernels.codegen import source
 from fp4.kernels.kernelspec import KernelSpec
@@ -237,11 +238,21 @@ def launch(
     pointers: dict[str, Any],
     tile: Tile | None = None,
 ) -> Any:
-    """Run the kernel of `spec` over x (R, C) on the current stream. tile: other than the usual one.
+    """Run the kernel of `spec` over x (R, C) on the current stream. tile: other than the usual, or the autotuned one.
 
     pointers: the kernel's other arguments by name, and those that override what follows from x.
     """
     kernel = _kernel(spec, target)
+    if tile is None and autotune.enabled() and x.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        from triton.testing import do_bench
+
+        def seconds(candidate: Tile) -> float:
+            run = partial(launch, spec, target, x, width, seed, site, signs_site, pointers, candidate)
+            return do_bench(run, warmup=5, rep=20, return_mode="median") / 1000
+
+        tile = autotune.fastest(
+            spec, target, torch.cuda.get_device_name(x.device), int(pointers.get("rows", x.shape[0])), int(width), seconds
+        )
     tile = tile or tile_of(spec, target)
     units = ceil_div(width, spec.block[1]) * spec.block_units
     arguments: dict[str, Any] = {
