@@ -14,9 +14,11 @@ import fp4
 from fp4.kernels.compile import candidate
 from fp4.kernels.inspection import Candidate, Row, examine
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.packed import PackedSpec, readable
 from fp4.kernels.target import BLACKWELL, Target
 from fp4.matmul_table import Shape, matmuls
 from fp4.passes.recipes import describe
+from fp4.runtime.spec import Quantizer, Rotation
 
 # The first and the second operand of each GEMM: does the contracted dimension lie along rows of memory, or along columns?
 MEMORY = {"fprop": ("rows", "rows"), "dgrad": ("rows", "columns"), "wgrad": ("columns", "columns")}
@@ -26,26 +28,37 @@ def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
     """Every quantize kernel that the recipes' operands need, phases included, each once.
 
     An operand is packed where it is saved, decoded where it is not; where the target multiplies FP4, it is also packed with
-    swizzled scales. The tensor amax, after the rotation, is a kernel of its own. Raises PolicyError for an unknown recipe.
+    swizzled scales. The tensor amax, after the rotation, is a kernel of its own. An operand that is fprop's, decoded, is read
+    from fprop's codes. Raises PolicyError for an unknown recipe.
     """
     found: dict[KernelSpec, None] = {}
     for name in recipes:
         policy = describe(name).policy
         for precision in (policy.precision, *(phase.precision for _, phase in policy.phases)):
+            saved = {"dgrad": precision.fprop and precision.fprop.second, "wgrad": precision.fprop and precision.fprop.first}
             for gemm, operands in precision.gemms().items():
                 if operands is None:
                     continue
                 for operand, memory in zip((operands.first, operands.second), MEMORY[gemm], strict=True):
-                    if (q := operand.quantizer) is None:
+                    if operand.quantizer is None:
                         continue
-                    usual = KernelSpec(q, operands.rotation, memory=memory)
-                    specs = [usual, dataclasses.replace(usual, output="decoded", scaled=bool(q.outer))]
-                    if target.name in BLACKWELL and q.scale_format != "fp32":
-                        specs.append(dataclasses.replace(usual, scale_layout="swizzled"))
-                    if q.needs_amax and not q.has_outer_scale:
-                        specs.append(KernelSpec(None, operands.rotation, output="amax", memory=memory))
-                    found.update(dict.fromkeys(specs))
+                    forward = saved[gemm].quantizer if operand.source == "forward" and saved[gemm] else None
+                    read = {"memory": memory, "source": forward} if forward and readable(forward) else {"memory": memory}
+                    found.update(dict.fromkeys(_operand_specs(operand.quantizer, operands.rotation, target, read)))
     return list(found)
+
+
+def _operand_specs(q: Quantizer, rotation: Rotation | None, target: Target, read: dict[str, Any]) -> Iterator[KernelSpec]:
+    """The kernels that one operand may need. read: how it lies in memory, and the quantizer of its codes where it has some."""
+    kind: Any = PackedSpec if "source" in read else KernelSpec
+    if "source" in read and read["source"].has_outer_scale:
+        read["factor"] = "outer"
+    yield kind(q, rotation, **read)
+    yield kind(q, rotation, output="decoded", scaled=bool(q.outer), **read)
+    if target.name in BLACKWELL and q.scale_format != "fp32":
+        yield kind(q, rotation, scale_layout="swizzled", **read)
+    if q.needs_amax and not q.has_outer_scale:
+        yield kind(None, rotation, output="amax", **read)
 
 
 def candidates(recipes: Sequence[str], target: Target, shapes: Sequence[Shape] = ()) -> list[Candidate]:

@@ -9,6 +9,7 @@ from fp4.kernels.codegen import source
 from fp4.kernels.inspection import TO_FP4, Candidate, Compiled, inspect
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.native import rounds_natively
+from fp4.kernels.packed import PackedSpec
 from fp4.kernels.target import Target
 from fp4.kernels.tiles import Tile, tile_of
 
@@ -88,6 +89,8 @@ def describe(spec: KernelSpec) -> str:
     if spec.rotation is not None:
         parts.append(str(spec.rotation))
     text = " ".join(parts)
+    if isinstance(spec, PackedSpec):
+        text += f" of packed {spec.source}" + (f" with {spec.factor} scale" if spec.factor != "none" else "")
     for word, said in (
         ("with tensor scale", spec.scaled),
         ("columns", spec.memory == "columns"),

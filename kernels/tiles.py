@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.packed import PackedSpec
@@ -38,4 +38,27 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     else:
         # Eight rows and one unit a thread: 128 bytes of each column are read together, 128 bytes of codes written.
         rows, units = max(least_rows, 64), max(least_units, 16)
-    return Tile(rows, units, 8 if rows * units * spec.unit > 16384 else 4)
+    return _in_registers(spec, Tile(rows, units, 8 if rows * units * spec.unit > 16384 else 4))
+
+
+def _most(spec: KernelSpec) -> int:
+    """Elements that a thread holds at most: of more, some would go to local memory."""
+    q = spec.quantizer
+    if q is None or isinstance(spec, PackedSpec):
+        return 128
+    if getattr(q, "four_six", False):
+        return 128 if q.block[0] == 1 else 32  # two roundings; their errors, reduced over rows, are all held at once
+    return 64 if q.needs_seed or spec.fp8_blocks else 128
+
+
+def _in_registers(spec: KernelSpec, tile: Tile) -> Tile:
+    """The tile, smaller where a thread would hold too much: fewer units, then fewer rows, then more warps."""
+    least_rows, least_units = spec.least_tile
+    while tile.rows * tile.units * spec.unit > _most(spec) * 32 * tile.warps:
+        if tile.units > least_units:
+            tile = replace(tile, units=tile.units // 2)
+        elif tile.rows > max(least_rows, 32):
+            tile = replace(tile, rows=tile.rows // 2)
+        else:
+            tile = replace(tile, warps=tile.warps * 2)
+    return tile
