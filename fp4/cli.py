@@ -1,4 +1,5 @@
-"""The command line: ``fp4 train``, ``fp4 recipes``, ``fp4 kernels``, ``fp4 measure``, ``fp4 suggest``."""
+"""The command line: ``fp4 train``, ``fp4 recipes``, ``fp4 kernels``, ``fp4 measure``, ``fp4 suggest``,
+``fp4 explain``."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fp4.explain_cli import explain
 from fp4.kernels_cli import kernels
 from fp4.measure_cli import measure, suggest
 
@@ -21,6 +23,7 @@ MODEL, TEXT, TRAINING, RUN = "The model", "The text", "Training", "The run"
 SIZES_HELP = "tiny (2 layers of 128), small (4 of 256), medium (6 of 640) or large (12 of 768)"
 WITH_RESUME = {"resume", "out", "report"}
 
+app.command()(explain)
 app.command()(kernels)
 app.command()(measure)
 app.command()(suggest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,8 @@ from fp4.compiler.explain import fx, mlir
 from fp4.compiler.explain.capture import BACKWARD, FORWARD, LOWERED, REWRITTEN, TAGGED, Captured, ExplainError, capture
 from fp4.compiler.explain.draw import draw
 from fp4.compiler.explain.graph import flow, ops
+from fp4.compiler.explain.html import page
+from fp4.compiler.explain.levels import Levels, levels
 from fp4.compiler.explain.scene import Scene
 from fp4.compiler.explain.table import ExplainTable
 from fp4.compiler.policy import Policy
@@ -76,6 +79,14 @@ class Explanation:
         graphs = [self._graph(captured, stage) for captured in self.graphs]
         return "\n".join(mlir.mlir(graph, stage) for graph in graphs if graph is not None)
 
+    def levels(self, linear: str) -> Levels:
+        """One linear top to bottom: FX as captured, rewritten and lowered, MLIR, and for a GPU target the Triton source, TTIR,
+        TTGIR, PTX and SASS of each of its kernels, compiled here without a GPU. ``print()`` shows them all.
+
+        linear: its name in the table. Raises ExplainError for an unknown one.
+        """
+        return levels(self.graphs, self._partitioned(kernels_only=True), linear, self.target)
+
     def graph(self, level: str = "linears", collapse: bool = False) -> list[Any]:
         """The dataflow of each captured graph, for networkx.
 
@@ -101,6 +112,17 @@ class Explanation:
         elif suffix is not None:
             raise ExplainError(f"draw({str(path)!r}): write a name that ends in .svg or .png")
         return scene
+
+    def html(self, path: str | Path | None = None, linears: Sequence[str] = ()) -> str:
+        """One self-contained page: the table, the drawing, the stages side by side, MLIR; searchable, no network.
+
+        path: where to write it; None: the text is returned only. linears: names of linears to show at every level (``levels``).
+        A place in the page: ``page.html#tab=stages&left=captured&right=rewritten&search=q_proj``.
+        """
+        text = page(self, linears)
+        if path is not None:
+            Path(path).write_text(text)
+        return text
 
     def _graph(self, captured: Captured, stage: str) -> Graph | GraphModule | None:
         if stage in captured.stages:
@@ -154,17 +176,13 @@ def explain(
     inputs, named: the model's arguments, of which only shapes and dtypes matter; they and the model may lie on any device,
         "meta" included. Under ``torch.no_grad()``, or where nothing requires a gradient, the inference graph.
     recipe, policy, phase, save_weights: as the backend's options. target: "cpu" (default), or a GPU architecture such as
-        "sm_90" or "sm_100a", for the lowered graphs and the kernels.
+        "sm_90" or "sm_100a", for the lowered graphs, the kernels, and the report of what its tensor cores multiply.
     autocast: dtype that the model's matrix products run in, e.g. torch.bfloat16; the surrounding autocast's when None.
 
-    Raises ExplainError for a model that cannot be traced without values, OptionError and PolicyError as the backend does,
-    TargetError for an unknown target.
+    Raises ExplainError for a model that cannot be traced without values, OptionError and PolicyError as the backend does.
     """
-    given = {"recipe": recipe, "policy": policy, "phase": phase, "save_weights": save_weights}
+    gpu = None if target == CPU else target
+    given = {"recipe": recipe, "policy": policy, "phase": phase, "save_weights": save_weights, "target": gpu}
     options = Options.read({k: v for k, v in given.items() if v is not None}, None)
-    if target not in (None, CPU):
-        from fp4.kernels.target import Target
-
-        target = Target(str(target)).name
     graphs = capture(model, inputs, named, options, autocast)
     return Explanation(type(model).__name__, options.resolved(), target or CPU, graphs)

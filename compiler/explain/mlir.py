@@ -29,7 +29,7 @@ KINDS = {
     "float": 'irdl.base "#builtin.float"',
 }
 LIST = 'irdl.base "#builtin.array"'
-DTYPES = ("bf16", "f16", "f32")
+DTYPES = ("bf16", "f16", "f32", "float8_e4m3fn", "float8_e5m2")
 ROLE = ("linear", "role")  # attributes of fp4.mm beyond its schema's: which GEMM it is
 SEGMENTS = "operandSegmentSizes"
 
@@ -73,7 +73,7 @@ def _operation(name: str, schema: Any) -> list[str]:
         if is_tensor:
             body.append(f'%{a.name} = irdl.base "!torch.vtensor"')
             operands.append(f"{a.name}: {'optional ' if optional else ''}%{a.name}")
-        elif a.name == "dtype":  # a ScalarType's schema says int
+        elif str(a.real_type) == "ScalarType":  # type says int
             body += [f'%{a.name}_{short} = irdl.is "{short}"' for short in DTYPES]
             body.append(f"%{a.name} = irdl.any_of({', '.join(f'%{a.name}_{short}' for short in DTYPES)})")
             attributes.append(a.name)
@@ -234,7 +234,7 @@ def _attribute(value: Any) -> Any:
     if value is None:
         return ir.UnitAttr.get()
     if isinstance(value, torch.dtype):
-        return ir.StringAttr.get(SHORT[value])
+        return ir.StringAttr.get(SHORT.get(value, str(value).removeprefix("torch.")))
     if isinstance(value, bool):
         return ir.BoolAttr.get(value)
     if isinstance(value, int):
