@@ -23,6 +23,7 @@ from fp4.compiler.policy import Policy
 from fp4.compiler.report import REGISTRY, GemmReport, GraphReport, LinearReport, Report
 from fp4.compiler.shards import Shard, group_shard, placed
 from fp4.compiler.sites import Input
+from fp4.compiler.supported import check_devices, check_torch
 from fp4.compiler.watch import compiled_module, watched
 from fp4.passes.recipes import DEFAULT, recipe
 
@@ -149,10 +150,13 @@ def fp4(
 ) -> Callable[..., Any]:
     """Compile a graph captured by Dynamo with the precision its policy says. Called by torch.compile.
 
-    gm, example_inputs: as torch.compile passes them. Raises OptionError for options that cannot be right.
+    gm, example_inputs: as torch.compile passes them. Raises OptionError for options that cannot be right, UnsupportedError for
+    a device or a version of PyTorch.
     """
+    check_torch()
     read = Options.read(options, mode)
     policy = read.resolved()
+    check_devices(example_inputs)
     model = compiled_module()
     inputs = dynamo_inputs(gm, model)
     live = {i: t for i, n in enumerate(gm.graph.find_nodes(op="placeholder")) if (t := _live_tensor(n)) is not None}

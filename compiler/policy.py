@@ -224,6 +224,17 @@ def _check_patterns(call: str, patterns: tuple[Any, ...]) -> None:
         raise PolicyError(f"{call} takes globs on parameter names, such as 'lm_head' or '*.down_proj'; got {patterns!r}")
 
 
+def _immutable(self: Any, name: str, value: Any = None) -> None:
+    way_out = {
+        Policy: "policy.with_rules(fp4.rule(...)) or policy.with_phase(...)",
+        Rule: "another fp4.rule(...) or fp4.keep(...)",
+    }.get(type(self), f"dataclasses.replace(old, {name}=...), or a new {type(self).__name__}")
+    raise PolicyError(
+        f"{type(self).__name__}.{name} cannot be changed: a policy is a value, and compiled graphs are kept by it. "
+        f"Write {way_out}, and compile with the result"
+    )
+
+
 def keep(*patterns: str, optional: bool = False) -> Rule:
     """Leave the linears whose name matches one of the anchored globs in high precision, all three GEMMs.
 
@@ -403,3 +414,7 @@ def _freeze(value: Any, seen: set[int]) -> str | None:
 
 def _is_frozen(value: Any) -> bool:
     return getattr(getattr(value, "__dataclass_params__", None), "frozen", False)
+
+
+for _value in (Operand, GemmPrecision, LinearPrecision, LinearSite, Rule, Policy):
+    _value.__setattr__ = _value.__delattr__ = _immutable  # type: ignore[assignment, method-assign]

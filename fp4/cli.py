@@ -145,8 +145,12 @@ def train(
     """
     console = Console()
     _quiet()
+    from torch._dynamo.exc import BackendCompilerFailed
+
     from fp4.compiler.backend import OptionError
+    from fp4.compiler.joint_pass import StrictError
     from fp4.compiler.policy import PolicyError
+    from fp4.compiler.supported import UnsupportedError
     from fp4.train import Settings, TrainError, run
 
     try:
@@ -180,8 +184,13 @@ def train(
                 out=out or f"runs/{datetime.now():%Y%m%d-%H%M%S}",
             )
         results = run(settings, resume=resume, console=console, show_report=report)
-    except (TrainError, OptionError, PolicyError) as error:
+    except (TrainError, OptionError, PolicyError, StrictError, UnsupportedError) as error:
         _fail(error)
+    except BackendCompilerFailed as error:  # Dynamo wraps what a backend raises
+        inner = error.inner_exception
+        if not isinstance(inner, OptionError | PolicyError | StrictError | UnsupportedError):
+            raise
+        _fail(inner)
     if results["status"] == "interrupted":
         go_on = f"fp4 train --out {settings.out} --resume"
         console.print(f"stopped; what was done is saved. To go on: {go_on}", markup=False, soft_wrap=True)
