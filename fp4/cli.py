@@ -17,6 +17,7 @@ from rich.table import Table
 from fp4.explain_cli import explain
 from fp4.kernels_cli import kernels
 from fp4.measure_cli import measure, suggest
+from fp4.roofline_cli import roofline
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 MODEL, TEXT, TRAINING, RUN = "The model", "The text", "Training", "The run"
@@ -27,6 +28,7 @@ app.command()(explain)
 app.command()(kernels)
 app.command()(measure)
 app.command()(suggest)
+app.command()(roofline)
 
 
 def main() -> None:

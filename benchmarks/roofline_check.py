@@ -1,0 +1,72 @@
+"""`fp4 roofline`'s predictions for an H200 against what ``benchmarks.gpu_step`` measured there.
+
+    python -m benchmarks.roofline_check [RESULT_OF_GPU_STEP.json]
+
+One linear, forward and backward, BF16 and emulated recipes, replayed as CUDA graphs; and a decoder's step. The share of a step
+that is no linear comes from the BF16 step, so the BF16 step itself is no check. Writes results/roofline_check.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import fp4
+from benchmarks.common import RESULTS, write
+from fp4.compiler.policy import LinearSite
+from fp4.roofline import ROLES, gpu, predict
+
+TOKENS, WIDTH, LAYERS, VOCABULARY = 16384, 2048, 16, 32000  # of benchmarks.gpu_step
+
+
+def site(name: str, n: int, k: int, index: int = 0, count: int = 1) -> LinearSite:
+    return LinearSite(name, index, count, TOKENS, n, k, "torch.bfloat16", "Linear", ROLES)
+
+
+def decoder() -> list[LinearSite]:
+    """The linears of ``benchmarks.gpu_equality.Decoder``."""
+    w = WIDTH
+    block = [("q", w, w), ("k", w, w), ("v", w, w), ("o", w, w), ("gate", 3 * w, w), ("up", 3 * w, w), ("down", w, 3 * w)]
+    found = [(f"blocks.{i}.{name}", n, k) for i in range(LAYERS) for name, n, k in block] + [("lm_head", VOCABULARY, w)]
+    return [site(name, n, k, i, len(found)) for i, (name, n, k) in enumerate(found)]
+
+
+def predicted(sites: list[LinearSite], recipe: str, **inputs: float) -> Any:
+    policy = fp4.recipe(recipe) if recipe == "bf16" else fp4.recipe(recipe, keep_heads=False, high_precision_tail=0.0)
+    return predict(sites, gpu("h200").changed(**inputs), recipe, policy)
+
+
+def compared(what: str, measured: float, predicted_ms: float) -> dict[str, Any]:
+    return {"what": what, "measured_ms": measured, "predicted_ms": predicted_ms, "ratio": predicted_ms / measured}
+
+
+def check(step: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for case in step["linear"]:
+        times = case["ms"]
+        for name, measured in times.items():
+            recipe, _, how = name.partition(", ")
+            if how != "CUDA graphs" or not isinstance(measured, float):
+                continue
+            ms = 1e3 * predicted([site("linear", case["N"], case["K"])], recipe).total("fp4")
+            found.append(compared(f"linear {case['K']} x {case['N']}, {recipe}", measured, ms))
+    steps = {case["recipe"]: case["ms"] for case in step["model"] if isinstance(case, dict)}
+    sites = decoder()
+    rest = 1 - 1e3 * predicted(sites, "bf16").total("bf16") / steps["bf16"]
+    found.append({"what": "decoder: share of the BF16 step that is no linear, of the two", "share": rest})
+    for recipe, measured in steps.items():
+        if recipe != "bf16":
+            found.append(compared(f"decoder step, {recipe}", measured, 1e3 * predicted(sites, recipe, rest=rest).step("fp4")))
+    return found
+
+
+def main() -> None:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "gpu_step_h200.json"
+    found = check(json.loads(path.read_text()))
+    write("roofline_check", {"measured": path.name, "compared": found})
+
+
+if __name__ == "__main__":
+    main()
