@@ -32,7 +32,7 @@ from fp4.kernels import requantize as kernels
 from fp4.kernels.quantize import launch
 from fp4.kernels.tiles import Tile, tile_of
 from fp4.runtime import reference
-from fp4.runtime.spec import Quantizer
+from fp4.runtime.spec import NVFP4, Quantizer
 from tests.kernels.masking import QUANTIZERS, ROTATIONS, gradients, quantize_differences, unrotate_equal
 from tests.kernels.requantizing import CASES, RECIPES, differences
 from tests.runtime.cases import DATA, SHAPES, gaussian
@@ -267,6 +267,37 @@ def masks_speed(shape: tuple[int, int], copy: float) -> dict[str, Any]:
     return found
 
 
+def eden_speed(shape: tuple[int, int], copy: float) -> dict[str, Any]:
+    """MS-EDEN over H128 from BF16 and from codes, all passes, the launchers as they are: packed and decoded output.
+
+    of copy: of the bytes that must move, the operand read once, the result written once. amax: algorithm 1, the operand read
+    twice. posthoc: read once.
+    """
+    source, _, rotation = RECIPES[0]
+    seed = torch.tensor([SEED], device="cuda")
+    base = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    packed = packed_operand(source, shape)
+    half = 0.5 + 1 / 16
+    found: dict[str, Any] = {}
+    for posthoc, (name, operand) in itertools.product(
+        (False, True), (("BF16", base), ("BF16 transposed", base.t()), ("codes transposed", packed))
+    ):
+        q = NVFP4(rounding="ms_eden", posthoc=posthoc)
+        draws: dict[str, Any] = {"rotation": rotation, "seed": seed, "site": SITE}
+        from_codes = isinstance(operand, kernels.Packed)
+        for output, function in (
+            ("packed", kernels.requantize if from_codes else plain.quantize),
+            ("decoded", kernels.fake_requantize if from_codes else plain.fake_quantize),
+        ):
+            seconds = graph_seconds(functools.partial(function, operand, q, **draws))
+            moved = base.numel() * ((half if from_codes else 2.0) + (half if output == "packed" else 2.0))
+            found[f"{name}, {output}, {'posthoc' if posthoc else 'amax'}"] = {
+                "of copy": round(moved / seconds / copy, 3),
+                "microseconds": round(seconds * 1e6, 1),
+            }
+    return found
+
+
 def speed(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     start = time.time()
     names = ("packed", "decoded", "amax")
@@ -277,10 +308,12 @@ def speed(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         copy = copy_rate(shape)
         rows: dict[str, Any] = {"copy, TB/s": copy / 1e12}
         result[f"{shape}"] = rows
-        try:
-            rows["masks"] = masks_speed(shape, copy)
-        except Exception as error:
-            rows["masks"] = f"{type(error).__name__}: {str(error)[:300]}"
+        for name, measure in (("ms_eden", eden_speed), ("masks", masks_speed)):
+            try:
+                rows[name] = measure(shape, copy)
+            except Exception as error:
+                rows[name] = f"{type(error).__name__}: {str(error)[:300]}"
+            save(result)
         for index, name in enumerate(NAMES):
             best: dict[str, float] = {}
             usual: dict[str, float] = {}

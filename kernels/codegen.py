@@ -13,6 +13,7 @@ import struct
 
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.native import NativeRounding
+from fp4.kernels.posthoc import first_pass
 from fp4.kernels.target import INTERPRETER, Target, TargetError
 from fp4.runtime.formats import E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
 from fp4.runtime.reference import MX_CARRY, TOP_EXPONENT
@@ -55,7 +56,7 @@ class Kernel(NativeRounding):
             self.rotate()
         if self.spec.output == "amax":
             self.store_amax()
-        elif self.spec.output == "rotated":
+        elif self.spec.output in ("rotated", "values"):
             self.section("store")
             self.store_values("x", "width")
         else:
@@ -193,6 +194,10 @@ class Kernel(NativeRounding):
         self.add(f"largest = tl.max({bits}(x) & 0x7FFFFFFF, 0)")
         self.block_reduce("largest")
         self.add(f"finite = largest < {INF_BITS}", f"block_max = {floats}(tl.where(finite, largest, 0))")
+        if isinstance(q, NVFP4) and q.posthoc:
+            first_pass(self, f32(q.factor))
+            self.store_codes(8)
+            return
         if isinstance(q, NVFP4):
             self.nvfp4(q)
         elif isinstance(q, FP8):

@@ -82,7 +82,7 @@ def candidate(spec: KernelSpec, target: Target) -> Candidate:
 
 def describe(spec: KernelSpec) -> str:
     """One line that tells a kernel from the others: "packed nvfp4 after hadamard, columns"."""
-    output = {"packed": "packed", "decoded": f"decoded {spec.dtype}", "rotated": "rotated", "amax": "amax"}[spec.output]
+    output = {"packed": "packed", "decoded": f"decoded {spec.dtype}", "rotated": "rotated"}.get(spec.output, spec.output)
     parts = [output, *([str(spec.quantizer)] if spec.quantizer else [])]
     if spec.rotation is not None and spec.output != "rotated":
         parts.append("after")

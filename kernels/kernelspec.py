@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fp4.runtime.spec import FP8, MXFP4, NVFP4, Quantizer, Rotation, SpecError
 
-OUTPUTS = ("packed", "decoded", "rotated", "amax")
+OUTPUTS = ("packed", "decoded", "rotated", "amax", "values")
 DTYPES = ("bf16", "fp32", "e4m3", "e5m2")
 INPUTS = ("bf16", "fp16", "fp32")
 MEMORY = ("rows", "columns")
@@ -17,10 +17,10 @@ SCALE_LAYOUTS = ("plain", "swizzled")
 class KernelSpec:
     """One kernel over an operand (R, C), contracted dimension last, whatever its strides.
 
-    quantizer: what it quantizes to; None with output "rotated" or "amax".
+    quantizer: what it quantizes to; None with output "rotated", "amax" or "values".
     rotation: applied before everything else, or None.
     output: "packed", codes and scales; "decoded", code times block scale, never packed; "rotated", the rotated operand; "amax",
-        its largest finite magnitude.
+        its largest finite magnitude; "values", the operand as it is read (of codes, decoded).
     dtype: of the decoded or rotated values; e4m3 and e5m2 for the decoded values of MXFP4 (exact within their range, saturating
         beyond).
     scaled: decoded values times the tensor scale.
@@ -57,9 +57,9 @@ class KernelSpec:
             if getattr(self, field) not in allowed:
                 raise SpecError(f"kernel {field}={getattr(self, field)!r}; write one of {', '.join(allowed)}")
         q = self.quantizer
-        if (q is None) != (self.output in ("rotated", "amax")):
+        if (q is None) != (self.output in ("rotated", "amax", "values")):
             raise SpecError(
-                f"output={self.output!r}, quantizer={q}; write None for rotated and amax, a quantizer for packed and decoded"
+                f"output={self.output!r}, quantizer={q}; write a quantizer for packed and decoded, None for the other outputs"
             )
         if self.output == "rotated" and self.rotation is None:
             raise SpecError("output='rotated' needs a rotation, e.g. Rotation(16)")
@@ -67,6 +67,10 @@ class KernelSpec:
             raise SpecError(f"dtype={self.dtype!r} is for decoded MXFP4, whose scale is a power of two; write bf16 or fp32")
         if q is not None and q.outer and (q.outer & (q.outer - 1)):
             raise SpecError(f"{q}: the kernels need outer to be a power of two, e.g. 128")
+        if self.posthoc and (self.output != "packed" or self.scale_layout != "plain"):
+            raise SpecError(
+                f"{q}: the first pass of posthoc writes packed codes and FP32 scales; `posthoc` makes the rest of them"
+            )
         if self.scale_layout == "swizzled" and (self.output != "packed" or q is None or q.scale_format == "fp32"):
             raise SpecError("scale_layout='swizzled' is for the one-byte scales of packed output; write 'plain'")
 
@@ -76,7 +80,12 @@ class KernelSpec:
     @property
     def pointer_types(self) -> dict[str, str]:
         """Triton's types of the arguments that only this kind of specification has."""
-        return {}
+        return {"wide_ptr": "*fp32", "wide_amax_ptr": "*i32"} if self.posthoc else {}
+
+    @property
+    def posthoc(self) -> bool:
+        """Is this the first pass of MS-EDEN with post hoc range alignment? (`posthoc`)"""
+        return isinstance(self.quantizer, NVFP4) and self.quantizer.posthoc
 
     @property
     def block(self) -> tuple[int, int]:

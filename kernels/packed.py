@@ -53,7 +53,7 @@ class PackedSpec(KernelSpec):
 
     @property
     def pointer_types(self) -> dict[str, str]:
-        return {"packed_ptr": "*i32", "packed_scales_ptr": "*u8", "packed_factor_ptr": "*fp32"}
+        return {**super().pointer_types, "packed_ptr": "*i32", "packed_scales_ptr": "*u8", "packed_factor_ptr": "*fp32"}
 
 
 class PackedKernel(Kernel):

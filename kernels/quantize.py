@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp4.kernels import autotune
+from fp4.kernels import autotune, posthoc
 from fp4.kernels.build import COMPILE_OPTIONS, build, require_triton
 from fp4.kernels.codegen import source
 from fp4.kernels.kernelspec import KernelSpec
@@ -23,7 +23,7 @@ from fp4.kernels.target import Target, target_of
 from fp4.kernels.tiles import Tile, tile_of
 from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, Size, ceil_div
 from fp4.runtime.rng import MASK
-from fp4.runtime.spec import MXFP4, Quantizer, Rotation, SpecError
+from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation, SpecError
 
 INPUT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 OUTPUT = {
@@ -132,6 +132,8 @@ class Run:
         """Codes, block scales, tensor scale."""
         q, device = self.q, self.x.device
         assert q is not None
+        if isinstance(q, NVFP4) and q.posthoc:
+            return posthoc.packed(self, swizzled)
         row_blocks, column_blocks = ceil_div(self.rows, q.block[0]), ceil_div(self.width, q.block[1])
         bytes_per_row = column_blocks * (q.block[1] // 2 if q.packed else q.block[1])
         codes = torch.empty((self.rows, bytes_per_row), dtype=torch.uint8, device=device)
@@ -160,6 +162,8 @@ class Run:
         """Decoded values, tensor scale."""
         if dtype not in OUTPUT:
             raise TypeError(f"fake_quantize: dtype={dtype}; write one of {', '.join(str(d) for d in OUTPUT)}")
+        if isinstance(self.q, NVFP4) and self.q.posthoc:
+            return posthoc.decoded(self, dtype, scaled)
         y = torch.empty((self.rows, self.width), dtype=dtype, device=self.x.device)
         tensor_scale = self.tensor_scale()
         stored = y.view(torch.uint8) if y.element_size() == 1 else y

@@ -92,6 +92,14 @@ class PackedRun(Run):
         return found
 
 
+def decode(packed: Packed, dtype: torch.dtype) -> Tensor:
+    """The decoded operand, rounded once more to `dtype`, BF16 or FP32, where that is not its own."""
+    run = PackedRun(packed, None)
+    y = torch.empty((run.rows, run.columns), dtype=dtype, device=run.x.device)
+    run("values", dtype=DECODED[dtype], y_ptr=y)
+    return y
+
+
 def requantize(
     packed: Packed,
     q: Quantizer,

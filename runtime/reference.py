@@ -27,6 +27,7 @@ from fp4.runtime.rounding import (
     e8m0_value,
     element_value,
     exmy_value,
+    floats,
     nan_code,
     round_bf16,
     round_element,
@@ -37,6 +38,8 @@ from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation, Spec
 # Added to the bits of a block's amax, these carry into the exponent where the rule rounds the scale up: from a significand of
 # 1.75, of 1.8125, above 1.5 (E2M1's maximum is 1.5 * 2^2), above 1.75 (E4M3's and E5M2's are 1.75 * 2^8 and 1.75 * 2^15).
 MX_CARRY = {"floor": 0, "range_fit": 0, "even": 0x200000, "uos": 0x180000, "ceil": 0x3FFFFF, "rceil": 0x1FFFFF}
+# Sign, exponent and four bits of mantissa of an FP32.
+POSTHOC_MASK = -0x80000
 TOP_EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}
 
 # (code values, codes, block scales, scale codes, tensor scale): two in blocks, two of (row blocks, column blocks), one 0-d.
@@ -160,7 +163,9 @@ def quantize_values(
         tensor_max = _tensor_amax(x, amax) if q.needs_amax else tensor_scale
         if q.has_outer_scale:
             tensor_max = _groups_amax(xb, q.outer // q.block[1])
-        if q.rounding == "ms_eden":
+        if q.posthoc:
+            v, code, s, scale_code, tensor_scale = _posthoc_eden(xb, block_max, q, _need_seed(seed, q), site)
+        elif q.rounding == "ms_eden":
             v, code, s, scale_code, tensor_scale = _ms_eden(xb, block_max, tensor_max, q, _need_seed(seed, q), site)
         elif q.four_six:
             v, code, s, scale_code, tensor_scale = _four_six(xb, block_max, tensor_max, q)
@@ -366,12 +371,34 @@ def _ms_eden(y: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, seed: T
     tensor_scale = _headroom_scale(tensor_max, q, q.factor)
     s, _ = round_exmy(block_max / (tensor_scale * q.factor), q.scale)
     v, code = round_element(_divide(y, s * tensor_scale), "e2m1")
-    projected = _tree_sum(y * (v * _spread(s) * tensor_scale), q.block)
-    correction = _tree_sum(y * y, q.block) / projected
-    # Squares of tiny or huge values leave FP32's range; such a block keeps its scale, as one that decodes to zero does.
-    correction = torch.where((projected > 0.0) & (correction < torch.inf), correction, 1.0)
+    correction = _correction(y, v * _spread(s) * tensor_scale, q)
     u = uniform(words(seed, site, s.shape, STREAM_SCALE, y.device, q.block[1]))
     s, scale_code = round_exmy(s * correction, q.scale, u)
+    return v, code, s, scale_code, tensor_scale
+
+
+def _correction(y: Tensor, estimate: Tensor, q: NVFP4) -> Tensor:
+    """<y,y>/<y,yhat> of each block."""
+    projected = _tree_sum(y * estimate, q.block)
+    correction = _tree_sum(y * y, q.block) / projected
+    # Squares of tiny or huge values leave FP32's range; such a block keeps its scale, as one that decodes to zero does.
+    return torch.where((projected > 0.0) & (correction < torch.inf), correction, 1.0)
+
+
+def _posthoc_eden(y: Tensor, block_max: Tensor, q: NVFP4, seed: Tensor, site: int) -> Parts:
+    """`_ms_eden` whose tensor scale follows from the corrected block scales, so that the operand is read once.
+
+    Post hoc range alignment, as Quartet II's kernels do it (2601.22813): codes by a provisional scale p of each block, amax /
+    factor with four bits of mantissa, the rest cut off; p times the correction kept in FP32 (BF16 there); tensor scale = the
+    largest of those / 256; then each over it, rounded stochastically to E4M3. The same sites and words as `_ms_eden`.
+    """
+    p = floats(bits(_quotient(block_max, q.factor)) & POSTHOC_MASK)
+    v, code = round_element(_divide(y, p), "e2m1")
+    wide = p * _correction(y, v * _spread(p), q)
+    tensor_scale = amax(wide) * (1.0 / E4M3_HEADROOM_MAX)
+    tensor_scale = torch.where(tensor_scale > 0.0, tensor_scale, 1.0)
+    u = uniform(words(seed, site, wide.shape, STREAM_SCALE, y.device, q.block[1]))
+    s, scale_code = round_exmy(wide / tensor_scale, q.scale, u)
     return v, code, s, scale_code, tensor_scale
 
 

@@ -159,6 +159,8 @@ class NVFP4(Quantizer):
     tensor_scale: keep the second-level FP32 scale.
     outer: columns that share an FP32 outer scale in the tensor scale's place (TetraJet-v2 2510.27527: 128); 0 for
         none. Its arithmetic is the tensor scale's, with the amax of the 1 x `outer` group.
+    posthoc: of ms_eden, the tensor scale from the corrected block scales instead of the amax (Quartet II's kernels, "post hoc
+        range alignment"): the operand is read once. Other codes and scales than without.
     """
 
     name: ClassVar[str] = "nvfp4"
@@ -169,6 +171,7 @@ class NVFP4(Quantizer):
     scale: str = "e4m3"
     tensor_scale: bool = True
     outer: int = 0
+    posthoc: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,6 +200,11 @@ class NVFP4(Quantizer):
                 "outer replaces the tensor scale of plain NVFP4; ms_eden and four_six leave headroom in theirs. Write "
                 "outer=0, or rounding='nearest' or 'stochastic' with four_six=False and tensor_scale=True"
             )
+        if self.posthoc and self.rounding != "ms_eden":
+            raise SpecError(
+                f"posthoc aligns the range of ms_eden's corrected scales, and rounding={self.rounding!r} corrects none. Write "
+                "posthoc=False, or rounding='ms_eden'"
+            )
         if self.rounding == "ms_eden":
             if self.scale != "e4m3" or not self.tensor_scale:
                 raise SpecError(
@@ -217,7 +225,7 @@ class NVFP4(Quantizer):
 
     @property
     def needs_amax(self) -> bool:
-        return self.tensor_scale and not self.has_outer_scale
+        return self.tensor_scale and not self.has_outer_scale and not self.posthoc
 
     @property
     def factor(self) -> float:

@@ -9,9 +9,9 @@ Forward saves only codes and scales. No layer stays in BF16 but the head.
 
 Paper and code: the correction of MS-EDEN is per block of 16 (paper v2 and kernels; the research code's is per 128). The
 released code draws one sign vector for both backward GEMMs, here each has its own. Its kernels take the tensor scale from the
-corrected block scales and round scales below 2^-6 to nearest; here it comes from the amax, and every scale is rounded
-stochastically (algorithm 1). The forward copy is decoded without its tensor scale, which is exact in BF16 and is a factor
-of the product instead.
+corrected block scales (here with `posthoc`; else from the amax, algorithm 1) and round scales below 2^-6 to nearest; here
+every scale is rounded stochastically. The forward copy is decoded without its tensor scale, which is exact in BF16 and is a
+factor of the product instead.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def quartet2(
     gradient_rounding: str = "ms_eden",
     rotation_size: int = 128,
     requantize: bool = True,
+    posthoc: bool = False,
     gemms: tuple[str, ...] = ("fprop", "dgrad", "wgrad"),
     keep_heads: bool = True,
     high_precision_tail: float = 0.0,
@@ -35,10 +36,11 @@ def quartet2(
 
     four_six: choose each forward block's scale by its error. weight_block: of fprop's W, (1, 16) or (16, 16).
     gradient_rounding: of all four backward operands, ms_eden, stochastic (with the 16/17 guard) or nearest. rotation_size: 16
-    to 256. requantize: the backward's W and X from fprop's codes, else from the original. gemms: those quantized. keep_heads,
-    high_precision_tail: keep head and routers, and the last share of the linears, in BF16.
+    to 256. requantize: the backward's W and X from fprop's codes, else from the original. posthoc: MS-EDEN's tensor scale from
+    the corrected block scales, as the released kernels take it, so that an operand is read once. gemms: those quantized.
+    keep_heads, high_precision_tail: keep head and routers, and the last share of the linears, in BF16.
     """
-    backward = NVFP4(rounding=gradient_rounding, range_guard=gradient_rounding == "stochastic")
+    backward = NVFP4(rounding=gradient_rounding, range_guard=gradient_rounding == "stochastic", posthoc=posthoc)
     gemm = GemmPrecision(
         backward,
         Operand(backward, source="forward" if requantize else "original"),

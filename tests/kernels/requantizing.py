@@ -19,6 +19,7 @@ RECIPES: tuple[tuple[Quantizer, Quantizer, Rotation | None], ...] = (
 )
 CASES: tuple[tuple[Quantizer, Quantizer, Rotation | None], ...] = (
     *RECIPES,
+    (NVFP4(four_six=True), NVFP4(rounding="ms_eden", posthoc=True), Rotation(128, signs="fresh", bf16=False)),
     (NVFP4(), NVFP4(), None),
     (NVFP4(), NVFP4(rounding="stochastic", range_guard=True), Rotation(16, signs="fixed")),
     (NVFP4(block=(16, 16)), NVFP4(block=(16, 16)), None),

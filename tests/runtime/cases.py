@@ -25,6 +25,7 @@ NVFP4_CASES: tuple[Quantizer, ...] = (
     NVFP4(four_six=True),
     NVFP4(four_six=True, block=(16, 16)),
     NVFP4(rounding="ms_eden"),
+    NVFP4(rounding="ms_eden", posthoc=True),
     NVFP4(outer=128),
     NVFP4(outer=128, rounding="stochastic"),
     NVFP4(outer=48, rounding="stochastic", range_guard=True),

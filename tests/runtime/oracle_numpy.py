@@ -240,6 +240,8 @@ def _nvfp4(x: F32, q: object, amax: np.float32, draw: I64 | None, seed: int, sit
     blocks = _blocks(x, block)
     block_amax = np.abs(blocks).max(-1) if blocks.shape[-1] and blocks.size else np.zeros(blocks.shape[:2], np.float32)
     if q.rounding == "ms_eden":  # type: ignore[attr-defined]
+        if q.posthoc:  # type: ignore[attr-defined]
+            return _posthoc_eden(x, block_amax, seed, site)
         return _ms_eden(x, amax, block_amax, seed, site)
     if q.four_six:  # type: ignore[attr-defined]
         return _four_six(x, q, amax, block_amax)
@@ -313,6 +315,24 @@ def _ms_eden(y: F32, amax: np.float32, block_amax: F32, seed: int, site: int) ->
     correction = np.where((cross > 0) & np.isfinite(ratio), ratio, f32(1)).astype(np.float32)
     u = uniform(np.arange(scales.size).reshape(scales.shape), seed, site, 2)
     scale_bytes, scales = _scale(stochastic_code(correction * scales, "e4m3", u), "e4m3")
+    return codes, scale_bytes, scales, tensor_scale
+
+
+def _posthoc_eden(y: F32, block_amax: F32, seed: int, site: int) -> Parts:
+    block, one = (1, 16), f32(1)
+    provisional = block_amax / f32(6 * (16 / 17) / 0.93)
+    exponent = np.frexp(provisional.astype(np.float64))[1]  # of a mantissa in [1/2, 1), of which 1 + 4 bits are kept
+    step = np.ldexp(1.0, np.maximum(exponent - 5, -130))  # a subnormal keeps the bits from 2^-130 up
+    provisional = (np.floor(provisional / step) * step).astype(np.float32)
+    codes, _ = _encode_with(y, provisional, one, block)
+    estimate = _value(codes, "e2m1") * spread(provisional, block, y.shape[0])
+    power, cross = tree_sum(_blocks(y * y, block)), tree_sum(_blocks(y * estimate, block))
+    ratio = power / cross
+    wide = provisional * np.where((cross > 0) & np.isfinite(ratio), ratio, one).astype(np.float32)
+    tensor_scale = finite_amax(wide) / f32(256)
+    tensor_scale = tensor_scale if tensor_scale > 0 else one
+    u = uniform(np.arange(wide.size).reshape(wide.shape), seed, site, 2)
+    scale_bytes, scales = _scale(stochastic_code(wide / tensor_scale, "e4m3", u), "e4m3")
     return codes, scale_bytes, scales, tensor_scale
 
 

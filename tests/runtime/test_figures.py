@@ -61,6 +61,15 @@ def test_ms_eden_and_its_correction(samples: torch.Tensor) -> None:
     assert high == pytest.approx(1.086, abs=2e-3)
 
 
+def test_posthoc_range_alignment_costs_nothing(samples: torch.Tensor) -> None:
+    """The error beside ms_eden's 9.31e-3, and the range: the largest block scale decodes to 256 before its rounding."""
+    y = reference.rotate(samples, Rotation(size=128, signs="fresh", bf16=False), SEED, 0)
+    q = NVFP4(rounding="ms_eden", posthoc=True)
+    assert _mse(y, q) == pytest.approx(9.33e-3, rel=0.01)
+    _, scales, _ = reference.quantize(y, q, None, SEED)
+    assert int(scales.max()) == 0x78  # 256, which needs no rounding
+
+
 def test_four_six_chooses_four(samples: torch.Tensor) -> None:
     """A block maximum that is mapped to 4 has the largest code 6 (the value 4), or a scale below which 6 is out of reach."""
     codes, _, _ = reference.quantize(samples, NVFP4(four_six=True))

@@ -86,6 +86,7 @@ REFUSALS: tuple[tuple[type, dict[str, Any], str], ...] = (
     (NVFP4, {"outer": 128, "block": (16, 16)}, r"outer=128; write 0, or .* with block=\(1, 16\)"),
     (NVFP4, {"outer": 128, "scale": "e3m4"}, "outer=128; write 0, or .*scale='e4m3'"),
     (NVFP4, {"outer": 128, "four_six": True}, "outer replaces the tensor scale.*Write outer=0, or .*four_six=False"),
+    (NVFP4, {"posthoc": True}, "posthoc aligns.*Write posthoc=False, or rounding='ms_eden'"),
     (NVFP4, {"outer": 128, "rounding": "ms_eden"}, "outer replaces the tensor scale.*or rounding='nearest' or 'stochastic'"),
     (NVFP4, {"outer": 128, "tensor_scale": False}, "outer replaces the tensor scale.*tensor_scale=True"),
     (MXFP4, {"block": (1, 16)}, r"mxfp4 block=\(1, 16\); write \(1, 32\) or \(32, 32\)"),

@@ -162,12 +162,12 @@ def test_four_six_with_stochastic_rounding_would_be_biased() -> None:
     assert abs(gain(chosen)) > 2 * noise
 
 
-def _eden_mean_error(signs: str, draws: tuple[int, ...]) -> list[float]:
+def _eden_mean_error(signs: str, draws: tuple[int, ...], posthoc: bool = False) -> list[float]:
     """Relative squared error of the mean of the first `draws` estimates, in the original space."""
     x = cases.gaussian(16, 1024, seed=64)
     n = 128
     h = torch.from_numpy(oracle.hadamard(n)).float() / n**0.5
-    q, rotation = NVFP4(rounding="ms_eden"), Rotation(size=n, signs=signs, bf16=False)
+    q, rotation = NVFP4(rounding="ms_eden", posthoc=posthoc), Rotation(size=n, signs=signs, bf16=False)
     total = torch.zeros(x.shape, dtype=torch.float64)
     errors = []
     for step in range(max(draws)):
@@ -181,9 +181,10 @@ def _eden_mean_error(signs: str, draws: tuple[int, ...]) -> list[float]:
     return errors
 
 
-def test_ms_eden_is_unbiased_with_fresh_signs() -> None:
+@pytest.mark.parametrize("posthoc", [False, True])
+def test_ms_eden_is_unbiased_with_fresh_signs(posthoc: bool) -> None:
     """1/B down to 5e-5 at B = 256."""
-    one, sixteen, many = _eden_mean_error("fresh", (1, 16, 256))
+    one, sixteen, many = _eden_mean_error("fresh", (1, 16, 256), posthoc)
     assert sixteen == pytest.approx(one / 16, rel=0.15)
     assert many == pytest.approx(one / 256, rel=0.5)
     assert many < 5e-5

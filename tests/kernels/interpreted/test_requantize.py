@@ -34,7 +34,7 @@ def test_operands_of_the_recipes(source: Quantizer, q: Quantizer, rotation: Rota
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (40, 0), (130, 8), (8, 130)], ids=str)
-@pytest.mark.parametrize(("source", "q", "rotation"), [*CASES[:3], CASES[4]], ids=str)
+@pytest.mark.parametrize(("source", "q", "rotation"), [*CASES[:4], CASES[5]], ids=str)
 def test_shapes(source: Quantizer, q: Quantizer, rotation: Rotation | None, shape: tuple[int, int]) -> None:
     for transposed in (True, False):
         assert differences(gaussian(*shape), source, q, rotation, SEED, SITE, transposed=transposed) == []
