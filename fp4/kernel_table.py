@@ -14,6 +14,7 @@ import fp4
 from fp4.kernels.compile import candidate
 from fp4.kernels.inspection import Candidate, Row, examine
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.masks import MaskedSpec, UnrotateSpec
 from fp4.kernels.packed import PackedSpec, readable
 from fp4.kernels.target import BLACKWELL, Target
 from fp4.matmul_table import Shape, matmuls
@@ -29,7 +30,8 @@ def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
 
     An operand is packed where it is saved, decoded where it is not; where the target multiplies FP4, it is also packed with
     swizzled scales. The tensor amax, after the rotation, is a kernel of its own. An operand that is fprop's, decoded, is read
-    from fprop's codes. Raises PolicyError for an unknown recipe.
+    from fprop's codes; a clip mask is written with the codes, and applied as a gradient is rotated back. Raises PolicyError
+    for an unknown recipe.
     """
     found: dict[KernelSpec, None] = {}
     for name in recipes:
@@ -45,6 +47,9 @@ def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
                     forward = saved[gemm].quantizer if operand.source == "forward" and saved[gemm] else None
                     read = {"memory": memory, "source": forward} if forward and readable(forward) else {"memory": memory}
                     found.update(dict.fromkeys(_operand_specs(operand.quantizer, operands.rotation, target, read)))
+                    if operand.clip_gradient:
+                        found[MaskedSpec(operand.quantizer, operands.rotation, memory=memory)] = None
+                        found[UnrotateSpec(None, operands.rotation, output="rotated", masked=True)] = None
     return list(found)
 
 

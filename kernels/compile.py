@@ -8,6 +8,7 @@ from fp4.kernels.build import COMPILE_OPTIONS, build
 from fp4.kernels.codegen import source
 from fp4.kernels.inspection import TO_FP4, Candidate, Compiled, inspect
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.masks import MaskedSpec, UnrotateSpec
 from fp4.kernels.native import rounds_natively
 from fp4.kernels.packed import PackedSpec
 from fp4.kernels.target import Target
@@ -63,26 +64,40 @@ def _type(name: str, spec: KernelSpec) -> str:
 def candidate(spec: KernelSpec, target: Target) -> Candidate:
     """The kernel of `spec` with its usual tile, to be compiled and judged.
 
-    Where the target converts to E2M1 itself, the kernel must have a convert for every two elements of a thread, or every two
-    of the two roundings of four_six.
+    Where the target converts to E2M1 itself, the PTX must have a convert for every two elements of a thread (four_six rounds
+    each twice; a stochastic convert takes four), and the SASS must have some: the assembler may share one.
     """
-    needs, q, tile = {}, spec.quantizer, tile_of(spec, target)
+    needs: dict[str, tuple[str, int]] = {}
     if rounds_natively(spec, target):
-        assert q is not None
-        pairs = tile.rows * tile.units * spec.unit // (tile.warps * 32) // 2
-        needs["FP4 converts"] = (TO_FP4, pairs * (2 if getattr(q, "four_six", False) else 1))
+        needs["FP4 converts"] = (TO_FP4, 1)
     return Candidate(
         name=describe(spec),
         family="quantize",
-        compile=lambda target: compile_kernel(spec, target),
-        source=lambda target: source(spec, target),
+        compile=lambda where: compile_kernel(spec, where),
+        source=lambda where: source(spec, where),
         needs=needs,
+        check=lambda compiled, where: _converts(spec, where, compiled.ptx),
     )
+
+
+def _converts(spec: KernelSpec, target: Target, ptx: str) -> list[str]:
+    """Other than as many conversions to E2M1 in the PTX as the tile needs?"""
+    wanted, instruction = 0, "cvt.rs.satfinite.e2m1x4.f32" if spec.native_draws else "cvt.rn.satfinite.e2m1x2.f32"
+    if rounds_natively(spec, target):
+        tile, twice = tile_of(spec, target), getattr(spec.quantizer, "four_six", False)
+        elements = tile.rows * tile.units * spec.unit // (tile.warps * 32)
+        wanted = elements // (4 if spec.native_draws else 2) * (2 if twice else 1)
+    count = ptx.count(instruction)
+    return [] if count == wanted else [f"{count} of {instruction} in the PTX; the tile needs {wanted}"]
 
 
 def describe(spec: KernelSpec) -> str:
     """One line that tells a kernel from the others: "packed nvfp4 after hadamard, columns"."""
-    output = {"packed": "packed", "decoded": f"decoded {spec.dtype}", "rotated": "rotated"}.get(spec.output, spec.output)
+    output = {"decoded": f"decoded {spec.dtype}"}.get(spec.output, spec.output)
+    if isinstance(spec, MaskedSpec):
+        output = "packed and masked"
+    elif isinstance(spec, UnrotateSpec):
+        output = "masked and rotated back by" if spec.masked else "rotated back by"
     parts = [output, *([str(spec.quantizer)] if spec.quantizer else [])]
     if spec.rotation is not None and spec.output != "rotated":
         parts.append("after")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.packed import PackedSpec
 from fp4.kernels.target import INTERPRETER, Target
+from fp4.runtime.spec import NVFP4
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ def _most(spec: KernelSpec) -> int:
     q = spec.quantizer
     if q is None or isinstance(spec, PackedSpec):
         return 128
-    if getattr(q, "four_six", False):
-        return 128 if q.block[0] == 1 else 32  # two roundings; their errors, reduced over rows, are all held at once
-    return 64 if q.needs_seed or spec.fp8_blocks else 128
+    if isinstance(q, NVFP4) and q.four_six and q.block[0] > 1:
+        return 32  # two roundings, and their errors, reduced over rows: all are held at once
+    much = isinstance(q, NVFP4) and (q.four_six or q.outer or q.block[1] > 16)
+    return 64 if q.needs_seed or spec.fp8_blocks or much else 128
 
 
 def _in_registers(spec: KernelSpec, tile: Tile) -> Tile:
