@@ -47,6 +47,8 @@ class Options:
     kernels: on a GPU, quantize by the generated Triton kernels; False: by the oracle, compiled by Inductor. Same bits.
     target: a GPU architecture, e.g. "sm_100a": lower as for it, whatever the device, to look at the graphs without the
         hardware. Its kernels' results are computed by the oracle then.
+    library: on a GPU with block-scaled tensor cores, multiply by ``torch.nn.functional.scaled_mm`` (cuBLAS) in place of the
+        generated matmul, where it has the formats.
     mode: a ``torch.compile`` mode, such as "max-autotune". inductor: Inductor settings by name.
     batch_group: the ranks that divide one batch among them, in rank order: a ProcessGroup, a DeviceMesh of one dimension, or
         "world". The amax of activations and gradients is then the whole batch's, and an element draws as on one device. Without
@@ -63,6 +65,7 @@ class Options:
     save_weights: bool = False
     kernels: bool = True
     target: str | None = None
+    library: bool = False
     mode: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
     batch_group: Any = None
@@ -94,7 +97,7 @@ class Options:
             )
         if self.policy is not None and self.recipe is not None:
             raise OptionError("give recipe= or policy=, not both: fp4.recipe(NAME) is a policy that rules can be added to")
-        for name in ("strict", "save_weights", "kernels"):
+        for name in ("strict", "save_weights", "kernels", "library"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}; write True or False")
         if not isinstance(self.inductor, Mapping):
@@ -169,7 +172,16 @@ def fp4(
 
     batch, tensor = read._shard("batch_group"), read._shard("tensor_group")
     joint = JointPass(
-        policy, inputs, read.save_weights, read.strict, done, read.observer, batch, tensor.group if tensor else "", read.target
+        policy,
+        inputs,
+        read.save_weights,
+        read.strict,
+        done,
+        read.observer,
+        batch,
+        tensor.group if tensor else "",
+        read.target,
+        read.library,
     )
     key = _report_key(joint, gm, example_inputs)
     compiled = compile_with(read, joint, gm, example_inputs)
@@ -192,7 +204,9 @@ def compile_with(read: Options, joint: JointPass, gm: GraphModule, example_input
         "use_post_grad_passes": True,
     }
     patches["joint_custom_pre_pass"] = Chain.of(patches, "joint_custom_pre_pass", joint)
-    patches["post_grad_custom_pre_pass"] = Chain.of(patches, "post_grad_custom_pre_pass", LowerPass(read.kernels, read.target))
+    patches["post_grad_custom_pre_pass"] = Chain.of(
+        patches, "post_grad_custom_pre_pass", LowerPass(read.kernels, read.target, read.library)
+    )
     # At budget 0 the partitioner saves graph inputs alone, and backward would draw another seed than forward did.
     budget = torch._functorch.config.activation_memory_budget or SMALLEST_BUDGET
     with torch._functorch.config.patch(activation_memory_budget=budget):

@@ -58,6 +58,7 @@ class JointPass(CustomGraphPass):
     batch: Shard | None = None
     tensor_group: str = ""
     target: str | None = None
+    library: bool = False
 
     def __call__(self, graph: Graph) -> None:
         if torch._dynamo.compiled_autograd.in_compiled_autograd_region:
@@ -69,7 +70,7 @@ class JointPass(CustomGraphPass):
         context = self.context()
         pipeline.run(JOINT_PASSES, graph, context, self.observer)
         training = any("partitioner_tag" in node.meta for node in graph.nodes)
-        report = describe(context, "training" if training else "inference", _target(graph, self.target))
+        report = describe(context, "training" if training else "inference", _target(graph, self.target), self.library)
         _trace(report)
         self.done(report)
         if self.strict and report.failures:
@@ -88,7 +89,8 @@ class JointPass(CustomGraphPass):
         if policy is None or self.observer is not None:
             return None  # an unhashable policy, or someone watching: compile anew
         inputs = f"{sorted(self.inputs.items())} {self.batch} {self.tensor_group}"
-        key = f"{policy} {inputs} {self.save_weights} {self.strict} {self.target} {source_digest()} {torch.__version__}"
+        options = f"{self.save_weights} {self.strict} {self.target} {self.library}"
+        key = f"{policy} {inputs} {options} {source_digest()} {torch.__version__}"
         return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -102,16 +104,19 @@ class LowerPass(CustomGraphPass):
 
     kernels: bool = True
     target: str | None = None
+    library: bool = False
 
     def __call__(self, graph: Graph) -> None:
         from fp4.passes import lowering
 
-        for p in lowering(self.target, self.kernels):
+        for p in lowering(self.target, self.kernels, self.library):
             p.run(graph)
         graph.lint()
 
     def uuid(self) -> Any | None:
-        return hashlib.sha256(f"{self.kernels} {self.target} {source_digest()} {torch.__version__}".encode()).hexdigest()
+        return hashlib.sha256(
+            f"{self.kernels} {self.target} {self.library} {source_digest()} {torch.__version__}".encode()
+        ).hexdigest()
 
 
 def _target(graph: Graph, name: str | None) -> Target | None:

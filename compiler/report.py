@@ -67,7 +67,7 @@ class GraphReport:
     from_cache: bool = False
 
 
-def describe(context: Context, kind: str, target: Target | None = None) -> GraphReport:
+def describe(context: Context, kind: str, target: Target | None = None, library: bool = False) -> GraphReport:
     """The report of the graph whose passes have just run. target: the architecture with block-scaled tensor cores it is for."""
     linears = []
     failures = []
@@ -87,7 +87,7 @@ def describe(context: Context, kind: str, target: Target | None = None) -> Graph
                 for name, o in zip(names, (precision.first, precision.second), strict=True)
             }
             reason = "" if precision.quantized else decision.reason or f"the policy {context.policy.name} leaves it"
-            why = _emulated(precision, target) if precision.quantized and target is not None else ""
+            why = _emulated(precision, target, library) if precision.quantized and target is not None else ""
             gemms.append(GemmReport(str(role), operands, str(precision.rotation or ""), reason, why))
         s = linear.site
         linears.append(LinearReport(s.name, s.module_type, s.m, s.n, s.k, s.dtype, gemms))
@@ -95,10 +95,10 @@ def describe(context: Context, kind: str, target: Target | None = None) -> Graph
     return GraphReport(context.policy.name, kind, linears, dict(unknown), list(context.warnings), failures)
 
 
-def _emulated(precision: GemmPrecision, target: Target) -> str:
+def _emulated(precision: GemmPrecision, target: Target, library: bool) -> str:
     from fp4.passes.lower_blackwell import emulated
 
-    return emulated(precision.first.quantizer, precision.second.quantizer, target)
+    return emulated(precision.first.quantizer, precision.second.quantizer, target, library)
 
 
 @dataclass

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4.kernels import matmul_library as library
+from fp4.kernels.matmul_library import fits
 from fp4.kernels.matmul_spec import format_of, no_format
 from fp4.runtime import ops, reference
 from fp4.runtime.layout import Size, ceil_div, unswizzle
@@ -36,6 +38,10 @@ def decoded(codes: Tensor, scales: Tensor, q: Quantizer, k: int) -> Tensor:
     return reference.decode(codes, plain, row_quantizer(q), k, torch.bfloat16)
 
 
+def _on_block_scaled(x: Tensor) -> bool:
+    return x.device.type == "cuda" and torch.cuda.get_device_capability(x.device)[0] in BLOCK_SCALED
+
+
 def _scaled_mm(
     a: Tensor,
     a_scales: Tensor,
@@ -51,13 +57,33 @@ def _scaled_mm(
 ) -> Tensor:
     qa, qb = ops.quantizer(a_quantizer), ops.quantizer(b_quantizer)
     alphas = [alpha for alpha in (a_alpha, b_alpha) if alpha is not None]
-    if a.device.type == "cuda" and torch.cuda.get_device_capability(a.device)[0] in BLOCK_SCALED:
+    if _on_block_scaled(a):
         from fp4.kernels.matmul import scaled_mm
 
         formats = str(format_of(qa)), str(format_of(qb))
         return scaled_mm(a, a_scales, b, b_scales, *formats, alphas=alphas, bias=bias, dtype=dtype)
     alpha = a_alpha * b_alpha if len(alphas) == 2 else alphas[0] if alphas else None  # type: ignore[operator]
     return reference.mm(decoded(a, a_scales, qa, k), decoded(b, b_scales, qb, k), alpha, bias, dtype)
+
+
+def _library_scaled_mm(
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    a_quantizer: str,
+    b_quantizer: str,
+    k: int,
+    a_alpha: Tensor | None,
+    b_alpha: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """``_scaled_mm`` by cuBLAS; by the generated kernel where the sizes are none of the library's."""
+    if _on_block_scaled(a) and fits(a, b):
+        names = str(format_of(ops.quantizer(a_quantizer))), str(format_of(ops.quantizer(b_quantizer)))
+        return library.scaled_mm(a, a_scales, b, b_scales, names, (a_alpha, b_alpha), bias, dtype)
+    return _scaled_mm(a, a_scales, b, b_scales, a_quantizer, b_quantizer, k, a_alpha, b_alpha, bias, dtype)
 
 
 def _misfit(quantizer: str, codes: Tensor, k: Size) -> str:
@@ -76,6 +102,7 @@ def _scaled_mm_fake(
     return a.new_empty((a.shape[0], b.shape[0]), dtype=epilogue[-1])
 
 
-LIBRARY.define(f"scaled_mm({OPERANDS}, Tensor? a_alpha, Tensor? b_alpha, Tensor? bias, ScalarType dtype) -> Tensor")
-LIBRARY.impl("scaled_mm", _scaled_mm, "CompositeExplicitAutograd")
-torch.library.register_fake("fp4::scaled_mm", _scaled_mm_fake, lib=LIBRARY)
+for _name, _impl in (("scaled_mm", _scaled_mm), ("library_scaled_mm", _library_scaled_mm)):
+    LIBRARY.define(f"{_name}({OPERANDS}, Tensor? a_alpha, Tensor? b_alpha, Tensor? bias, ScalarType dtype) -> Tensor")
+    LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fp4::{_name}", _scaled_mm_fake, lib=LIBRARY)

@@ -30,17 +30,17 @@ JOINT_PASSES = (
 )
 
 
-def lowering(target: str | None = None, kernels: bool = True) -> tuple[Lowering, ...]:
+def lowering(target: str | None = None, kernels: bool = True, library: bool = False) -> tuple[Lowering, ...]:
     """The passes that lower a partitioned graph, in order.
 
     target: an architecture whose tensor cores are assumed, whatever the graph's device; None: the device's. kernels: generated
-    kernels, else the oracle's functions everywhere.
+    kernels, else the oracle's functions everywhere. library: block-scaled products by cuBLAS where it has the formats.
     """
     rest = (LowerCollectives(), LowerReference())
     if not kernels:
         return rest
     quantize = [LowerEmulated(), *([LowerEmulated(device="cpu")] if target is not None else [])]
-    return (LowerBlackwell(target), *quantize, SwizzleScales(), *rest)
+    return (LowerBlackwell(target, library), *quantize, SwizzleScales(), *rest)
 
 
 class Lowering(Protocol):

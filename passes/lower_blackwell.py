@@ -26,17 +26,19 @@ fp4 = torch.ops.fp4
 
 @dataclass(frozen=True)
 class LowerBlackwell:
-    """target: GPU architecture, e.g. "sm_100a", whatever the device of the graph; None: that of the device."""
+    """target: GPU architecture, e.g. "sm_100a", whatever the device of the graph; None: that of the device. library: multiply
+    by ``torch.nn.functional.scaled_mm`` where it has the formats (``fp4::library_scaled_mm``)."""
 
     name: ClassVar[str] = "lower_blackwell"
     target: str | None = None
+    library: bool = False
 
     def run(self, graph: Graph) -> bool:
         changed = False
         for node in list(fp4_nodes(graph, "mm")):
             target = block_scaled_target(node.meta["val"].device, self.target)
             if target is not None:
-                changed |= _lower(graph, node, target)
+                changed |= _lower(graph, node, target, self.library)
         if changed:
             graph.eliminate_dead_code()
         return changed
@@ -55,11 +57,12 @@ def block_scaled_target(device: torch.device, name: str | None) -> Target | None
     return target if target.capability >= 100 else None
 
 
-def emulated(first: Quantizer | None, second: Quantizer | None, target: Target) -> str:
+def emulated(first: Quantizer | None, second: Quantizer | None, target: Target, library: bool = False) -> str:
     """Why a GEMM on operands of these quantizers is not block-scaled on the target; empty where it is."""
+    from fp4.kernels.matmul_library import no_product
     from fp4.kernels.matmul_spec import no_instruction
 
-    return no_instruction(first, second, target)
+    return "" if library and not no_product(first, second) else no_instruction(first, second, target)
 
 
 def _register() -> None:
@@ -89,10 +92,10 @@ def _operand(node: Any) -> _Operand | None:
     return _Operand(codes, scales, quantizer, columns, transposed)  # type: ignore[arg-type]
 
 
-def _lower(graph: Graph, node: Node, target: Target) -> bool:
+def _lower(graph: Graph, node: Node, target: Target, library: bool) -> bool:
     first, second, alpha, bias, dtype = node.args
     a, b = _operand(first), _operand(second)
-    if a is None or b is None or emulated(a.quantizer, b.quantizer, target):
+    if a is None or b is None or emulated(a.quantizer, b.quantizer, target, library):
         return False
     _register()
     build = Builder(graph, node)
@@ -100,13 +103,18 @@ def _lower(graph: Graph, node: Node, target: Target) -> bool:
     a_codes, a_scales = _inputs(build, a, first)
     b_codes, b_scales = _inputs(build, b, second)
     specs = str(a.quantizer), str(b.quantizer)
-    product = build.call(
-        fp4.scaled_mm.default, a_codes, a_scales, b_codes, b_scales, *specs, k, *_factors(node, alpha), bias, dtype
-    )
+    op = fp4.library_scaled_mm.default if library and _in_library(a, b) else fp4.scaled_mm.default
+    product = build.call(op, a_codes, a_scales, b_codes, b_scales, *specs, k, *_factors(node, alpha), bias, dtype)
     product.meta = {**node.meta, "val": product.meta["val"]}
     node.replace_all_uses_with(product)
     graph.erase_node(node)
     return True
+
+
+def _in_library(a: _Operand, b: _Operand) -> bool:
+    from fp4.kernels.matmul_library import no_product
+
+    return not no_product(a.quantizer, b.quantizer)
 
 
 def _inputs(build: Builder, operand: _Operand, node: Any) -> tuple[Node, Node]:

@@ -158,11 +158,24 @@ def test_the_report_gives_the_reason() -> None:
 
 
 def test_a_mask_keeps_its_scales_and_the_gemm_its_codes() -> None:
-    """QuEST's clip mask reads plain scales, so the GEMM's are a swizzled copy."""
+    """The kernel that writes QuEST's clip mask writes plain scales, so the GEMM's are a swizzled copy."""
     forward = lowered(graphs(recipe("quartet"))[0])
-    assert ops(forward)["fp4::clip_mask"] > 0
+    assert ops(forward)["fp4::quantize_masked"] > 0
     assert ops(forward)["fp4::scaled_mm"] == 3
     assert ops(forward)["fp4::swizzle_rows"] > 0
+
+
+def test_the_library_multiplies_where_it_has_the_formats() -> None:
+    passes = [p for p in lowering("sm_121a", library=True) if not isinstance(p, LowerReference)]
+    for name, op in (("nvfp4", "fp4::library_scaled_mm"), ("fp8", "fp4::mm")):
+        for graph in graphs(recipe(name), rows=40):
+            new = lowered(graph, passes)
+            assert ops(new)[op] > 0
+            assert ops(new)["fp4::scaled_mm"] == 0
+            same(graph, new)
+    mixed = policy(MXFP8(), MXFP4())  # the generated kernel has it
+    passes = [p for p in lowering("sm_100a", library=True) if not isinstance(p, LowerReference)]
+    assert ops(lowered(graphs(mixed)[0], passes))["fp4::scaled_mm"] == 3
 
 
 def test_dynamic_shapes() -> None:
