@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fp4.kernels.codegen import Kernel
     from fp4.kernels.quantize import Run
 
-PER_PROGRAM = 4096  # scales of a program of the second pass
+PER_PROGRAM = 1024  # scales of a program of the second pass
 
 
 def first_pass(kernel: Kernel, factor: str) -> None:
@@ -77,13 +77,19 @@ def second_source(q: NVFP4, swizzled: bool, located: bool) -> str:
     functions = "\n\n\n".join(HELPERS[name] for name in used(helpers))
     kernel = f"""
 @triton.jit(do_not_specialize=['site'])
-def kernel(wide_ptr, wide_amax_ptr, scales_ptr, tensor_scale_ptr, seed_ptr, rows, units, site, N: tl.constexpr):
+def kernel(
+    wide_ptr, wide_amax_ptr, scales_ptr, tensor_scale_ptr, seed_ptr, rows, units, site, N: tl.constexpr, FOURS: tl.constexpr
+):
     tensor_scale = tl.load(wide_amax_ptr) * {1 / (top * E4M3_HEADROOM_MAX / E4M3_MAX)!r}
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
     # four scales a thread at a time: one counter's words
     first = (tl.program_id(0).to(tl.int64) * (N // 4) + tl.arange(0, N // 4)) * 4
     at = first[None, :] + tl.arange(0, 4)[:, None]
-    inside = at < rows.to(tl.int64) * units
+    count = rows.to(tl.int64) * units
+    if FOURS:  # the count is a multiple of four, so one bound is that of all four: they are read and written together
+        inside = (first < count)[None, :] & (tl.arange(0, 4) < 4)[:, None]
+    else:
+        inside = at < count
     wide = tl.load(wide_ptr + at, mask=inside, other=0.0)
     seed = tl.load(seed_ptr).to(tl.uint32)
 {index}    word = {words}
@@ -142,6 +148,7 @@ def second_pass(
             units,
             site,
             N=PER_PROGRAM,
+            FOURS=rows * units % 4 == 0,
             num_warps=4,
             **COMPILE_OPTIONS,
         )
