@@ -22,7 +22,7 @@ from torch import Tensor
 from fp4.compiler.explain.step import Capture, Loss, Outcome, Step, StepError, policy_of
 from fp4.compiler.explain.taps import TAPS
 from fp4.compiler.pipeline import Context
-from fp4.compiler.policy import Policy
+from fp4.compiler.policy import Policy, matches
 from fp4.compiler.report import KEPT
 from fp4.compiler.sites import OPERANDS, Role
 from fp4.passes.recipes import DEFAULT
@@ -133,11 +133,15 @@ class Measurement:
             f"{self.gradient_error:.3g}, cosine {self.gradient_cosine:.4f}"
         )
 
-    def linears(self) -> dict[str, list[GemmError]]:
-        """The GEMMs of each linear, fprop first; a linear called twice has them twice."""
+    def linears(self, only: str = "*") -> dict[str, list[GemmError]]:
+        """The GEMMs of each linear whose name the glob matches, fprop first; a linear called twice has them twice."""
         found: dict[str, list[GemmError]] = {}
         for g in self.gemms:
-            found.setdefault(g.linear, []).append(g)
+            if matches(g.linear, only):
+                found.setdefault(g.linear, []).append(g)
+        if not found:
+            names = ", ".join(dict.fromkeys(g.linear for g in self.gemms))
+            raise StepError(f"only={only!r} matches none of the linears: {names}")
         return {name: sorted(gemms, key=lambda g: list(RESULTS).index(g.role)) for name, gemms in found.items()}
 
     def rows(self) -> Iterator[tuple[str, ...]]:
@@ -193,20 +197,20 @@ class Measurement:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
-    def plot(self, path: str | Path | None = None) -> Any:
+    def plot(self, path: str | Path | None = None, only: str = "*") -> Any:
         """Heat maps, a row a linear: SQNR of the six operands, relative error of Y, dX, dW. Returns matplotlib's Figure.
 
-        path: also write it there, PNG, SVG or PDF by its ending.
+        path: also write it there, PNG, SVG or PDF by its ending. only: a glob on the linears' names.
         """
         from fp4.compiler.explain.plots import heat_maps
 
-        return heat_maps(self, path)
+        return heat_maps(self.title(), self.linears(only), path)
 
-    def plot_scales(self, path: str | Path | None = None) -> Any:
+    def plot_scales(self, path: str | Path | None = None, only: str = "*") -> Any:
         """Heat map of the block scales, a row a quantized operand, a column a binary exponent. As ``plot`` otherwise."""
         from fp4.compiler.explain.plots import scale_map
 
-        return scale_map(self, path)
+        return scale_map(self.linears(only), path)
 
 
 def measure(

@@ -13,18 +13,19 @@ from fp4.compiler.sites import OPERANDS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fp4.compiler.explain.measure import GemmError, Measurement
+    from fp4.compiler.explain.measure import GemmError
+
+    Linears = dict[str, list[GemmError]]
 
 RESULTS = {"fprop": "Y", "dgrad": "dX", "wgrad": "dW"}
 ROW = 0.24  # inches a row
 WRITTEN = 40  # rows up to which every cell has its figure in it
 
 
-def heat_maps(measured: Measurement, path: str | Path | None) -> Any:
+def heat_maps(title: str, linears: Linears, path: str | Path | None) -> Any:
     """SQNR of the operands, dB, and relative error of the results on a logarithmic scale; a row a linear, grey where kept."""
     from matplotlib.colors import LogNorm
 
-    linears = measured.linears()
     operands = [f"{role}\n{letter}" for role, letters in OPERANDS.items() for letter in letters]
     sqnr = np.full((len(linears), len(operands)), np.nan)
     error = np.full((len(linears), len(RESULTS)), np.nan)
@@ -41,14 +42,14 @@ def heat_maps(measured: Measurement, path: str | Path | None) -> Any:
     norm = LogNorm() if _spread(error) else None
     _heat(right, error, [f"{r}\n{t}" for r, t in RESULTS.items()], None, "viridis_r", "{:.2g}", norm)
     right.set_title("relative error of the result")
-    figure.suptitle(measured.title(), fontsize="small", wrap=True)
+    figure.suptitle(title, fontsize="small", wrap=True)
     return _saved(figure, path)
 
 
-def scale_map(measured: Measurement, path: str | Path | None) -> Any:
+def scale_map(linears: Linears, path: str | Path | None) -> Any:
     """Share of an operand's blocks by the binary exponent of their scale; the first column is the blocks of scale zero."""
     rows: dict[str, tuple[GemmError, Any]] = {}
-    for name, gemms in measured.linears().items():
+    for name, gemms in linears.items():
         for g in gemms:
             rows |= {f"{name} {g.role} {o.name}": (g, o) for o in g.operands if o.scales or o.zero_scales}
     exponents = sorted({e for _, o in rows.values() for e in o.scales})

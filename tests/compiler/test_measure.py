@@ -301,5 +301,8 @@ def test_table_markdown_and_plots(tmp_path: Any) -> None:
     assert figure.axes[1].get_images()[0].get_array()[1, 2] == pytest.approx(gemm.relative_error)
     scales = found.plot_scales(tmp_path / "scales.svg").axes[0].get_images()[0].get_array()
     assert scales.sum(axis=1).tolist() == pytest.approx([1.0] * 10)
+    assert found.plot(only="b").axes[0].get_images()[0].get_array().shape == (1, 6)
+    with pytest.raises(fp4.StepError, match="none of the linears: a, b, c"):
+        found.plot_scales(only="d")
     assert (tmp_path / "heat.png").stat().st_size > 10_000
     assert "<svg" in (tmp_path / "scales.svg").read_text()
