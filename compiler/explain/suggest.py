@@ -159,7 +159,8 @@ def suggest(
     by: "gradient", the squared error of the gradient (``Effect.gradient``), or "loss", its change, which only fprop has.
     seeds: draws averaged over, a batch, for a candidate that is random.
 
-    Costs a step in eager mode for each candidate, batch, seed and precision. Raises StepError, PolicyError.
+    Costs a step in eager mode for each candidate, batch, seed and precision, and holds a few FP32 gradients for each batch.
+    Raises StepError, PolicyError.
     """
     budget = budget if isinstance(budget, Budget) else Budget(flops=budget)
     to = (to,) if isinstance(to, str) else tuple(to)
