@@ -45,6 +45,7 @@ OTHERS: dict[Any, str] = {
     aten.mv.default: "a matrix times a vector is left alone: there is one token",
     aten._scaled_grouped_mm.default: "a grouped product of operands quantized already",
 }
+DECOMPOSED = "Inductor turned the product into an outer product, or a sum: one of its sizes is 1"
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -113,7 +114,7 @@ def find_products(graph: Graph) -> list[Node]:
     """Everything that multiplies by a weight, or could: the linears' products, stacks of experts, and what is reported only."""
     gemms = set(find_gemms(graph))
     calls = (n for n in graph.nodes if n.op == "call_function")
-    return [n for n in calls if n in gemms or grouped.is_product(n) or n.target in OTHERS]
+    return [n for n in calls if n in gemms or grouped.is_product(n) or n.target in OTHERS or _is_decomposed(n)]
 
 
 def find_linears(graph: Graph, inputs: dict[int, Input]) -> tuple[list[Linear], list[GemmSite]]:
@@ -171,7 +172,7 @@ def find_linears(graph: Graph, inputs: dict[int, Input]) -> tuple[list[Linear], 
     unknown += _others(graph, inputs)
     for linear in linears:
         linear.site = replace(linear.site, roles=tuple(str(r) for r in ROLES if r in linear.gemms))
-    _note_decomposed(graph, linears)
+    unknown += _note_decomposed(graph, linears, inputs, from_tangent)
     return linears, unknown
 
 
@@ -410,23 +411,41 @@ def _describe(
     )
 
 
-def _note_decomposed(graph: Graph, linears: list[Linear]) -> None:
-    """Inductor writes some products with a size of 1 as multiply and sum before the pass runs: say so, don't lose them."""
+def _is_decomposed(node: Node) -> bool:
+    """Is the node a product with a size of 1 that Inductor wrote as multiply and sum before the passes ran?"""
+    if node.op != "call_function" or node.target not in (aten.mul.Tensor, aten.sum.dim_IntList) or "fp4" in node.meta:
+        return False
+    original = str(node.meta.get("original_aten"))  # by name: AOTAutograd leaves a copy of the op there
+    # Of a multiply that a sum follows, the sum is the result.
+    partial = node.target is aten.mul.Tensor and any(u.target is aten.sum.dim_IntList for u in node.users)
+    return original in ("aten.mm.default", "aten.addmm.default") and not partial
+
+
+def _note_decomposed(graph: Graph, linears: list[Linear], inputs: dict[int, Input], from_tangent: set[Node]) -> list[GemmSite]:
+    """Say of products that became multiply and sum that they are not quantized; returns those of no linear found."""
     by_seq = {linear.gemms[Role.FPROP].node.meta.get("seq_nr"): linear for linear in linears}
-    for node in graph.nodes:
-        if node.op != "call_function" or node.target in (aten.mm.default, aten.addmm.default) or "fp4" in node.meta:
-            continue
-        original = str(node.meta.get("original_aten"))  # by name: AOTAutograd leaves a copy of the op there
+    found = []
+    for node in filter(_is_decomposed, graph.nodes):
         linear = by_seq.get(node.meta.get("seq_nr"))
-        if (
-            original not in ("aten.mm.default", "aten.addmm.default")
-            or linear is None
-            or node.target
-            not in (
-                aten.mul.Tensor,
-                aten.sum.dim_IntList,
-            )
-        ):
-            continue
-        if Role.WGRAD not in linear.gemms and linear.site.m == 1:
-            linear.missing[Role.WGRAD] = "one token: Inductor turned the product into an outer product"
+        if node not in from_tangent:
+            made: Any = node.args[0] if node.target is aten.sum.dim_IntList else node
+            sources = [source(a)[0] for a in made.all_input_nodes]
+            names = [known.name for n in sources if (known := _input(n, inputs)) and known.is_parameter]
+            if names:
+                reason = f"{DECOMPOSED} ({names[0].removesuffix('.weight')})"
+                found.append(GemmSite(node, Role.UNKNOWN, reason=reason))
+        elif linear is not None:
+            shape = _beyond_one(node)
+            for role, of in ((Role.DGRAD, linear.x), (Role.WGRAD, linear.w)):
+                absent = role not in linear.gemms and role not in linear.missing
+                if absent and shape == _beyond_one(of):
+                    one = "one token: " if linear.site.m == 1 else ""
+                    linear.missing[role] = one + DECOMPOSED
+                    break
+    return found
+
+
+def _beyond_one(node: Node) -> list[str]:
+    value = tensor_of(node)
+    assert value is not None
+    return sorted(str(n) for n in value.shape if str(n) != "1")

@@ -5,6 +5,7 @@ One plain ``torch.autograd.Function`` a linear. The draws' seed is the graph's: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -161,7 +162,7 @@ def product(*factors: Tensor | None) -> Tensor | None:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor, index: int, recipe: Recipe) -> Tensor:
-        gemm, x2 = recipe.fprop, x.reshape(-1, x.shape[-1])
+        gemm, x2 = recipe.fprop, x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         rotation_site = 16 * index + 8 + FPROP
         xq = operand(x2, gemm.first, gemm.rotation, seed, 16 * index + 2 * FPROP, rotation_site, recipe.masked)
         wq = operand(w, gemm.second, gemm.rotation, seed, 16 * index + 2 * FPROP + 1, rotation_site, recipe.masked)
@@ -176,7 +177,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = grads
         x2, w, seed, xv, xs, xm, wv, ws, wm = ctx.saved_tensors
-        dy2 = dy.reshape(-1, dy.shape[-1])
+        dy2 = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = _gradient(ctx, DGRAD, dy2, w, Operand(wv, ws), xm, seed).reshape(*dy.shape[:-1], w.shape[1])

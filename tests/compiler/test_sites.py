@@ -230,6 +230,6 @@ def test_a_product_inductor_writes_as_an_outer_product_is_a_failure() -> None:
     got = rewritten(nn.Linear(20, 12), torch.randn(1, 20, requires_grad=True), policy=ALL)
     assert [roles for _, roles in trios(got)] == [NO_WGRAD]
     (failure,) = got.report.failures
-    assert failure.endswith("wgrad: one token: Inductor turned the product into an outer product")
+    assert "wgrad: one token: Inductor turned the product into an outer product" in failure
     with pytest.raises(Exception, match="strict=True"):
         rewritten(nn.Linear(20, 12), torch.randn(1, 20, requires_grad=True), policy=ALL, strict=True)
