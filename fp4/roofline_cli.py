@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as jsonlib
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ def roofline(
 
     Nothing is run: a model of any size takes seconds on a CPU. The inputs are printed and can be changed.
     """
+    for name in ("torchao", "torch.utils._pytree"):  # transformers imports them, and they log what concerns no one here
+        logging.getLogger(name).setLevel(logging.ERROR)
     import fp4
     from fp4 import roofline as model_of
 
@@ -51,10 +54,10 @@ def roofline(
         if not sites:
             raise SourceError(f"{source}: no nn.Linear was called, so there is nothing to predict")
         found = model_of.predict(sites, inputs, recipe)
+        if plot is not None:
+            draw(found, plot)
     except (SourceError, model_of.RooflineError, fp4.PolicyError, ImportError) as error:
         _fail(error)
-    if plot is not None:
-        draw(found, plot)
     if json:
         print(jsonlib.dumps(found.to_dict(), indent=1))
         return

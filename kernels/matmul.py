@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fp4.kernels import autotune
 from fp4.kernels.build import COMPILE_OPTIONS, build
 from fp4.kernels.matmul_codegen import reduce_source, source
 from fp4.kernels.matmul_spec import FORMATS, Format, MatmulSpec, MatmulTile, tiles
@@ -112,9 +112,10 @@ class _Run:
         self.epilogue = [*alphas, *([] if bias is None else [bias])]
 
     def chosen(self) -> MatmulTile:
-        """The usual tile, or with FP4_AUTOTUNE=1 the fastest on this device for these sizes, measured once."""
+        """The usual tile, or with FP4_AUTOTUNE=1 the fastest on this device for these sizes, measured once. A split K, which a
+        measurement may choose, changes the order of the sums."""
         key = (self.spec, self.target, *self.y.shape, self.k)
-        if os.environ.get("FP4_AUTOTUNE") == "1" and self.y.device.type == "cuda" and not self.spec.accumulate:
+        if autotune.enabled() and self.y.device.type == "cuda" and not self.spec.accumulate:
             if key not in _fastest and not torch.cuda.is_current_stream_capturing():
                 _fastest[key] = self.fastest(_seconds)
             if key in _fastest:
@@ -126,9 +127,12 @@ class _Run:
         return usual(self.spec, self.target, m, n, self.k, multiprocessors(self.y.device))
 
     def fastest(self, seconds: Callable[[Callable[[], Any]], float]) -> MatmulTile:
-        """The candidate whose launch takes the least by the clock given."""
-        candidates = [*self.tiles, self.usual()]
-        return min(candidates, key=lambda tile: seconds(lambda: self(tile)))
+        """The candidate whose launch takes the least by the clock given; one that does not run is none."""
+        times: dict[MatmulTile, float] = {}
+        for tile in [*self.tiles, self.usual()]:
+            with suppress(Exception):
+                times[tile] = seconds(lambda tile=tile: self(tile))  # type: ignore[misc]
+        return min(times, key=times.__getitem__) if times else self.usual()
 
     def __call__(self, tile: MatmulTile) -> None:
         spec, y = (self.spec.parts, None) if tile.split > 1 else (self.spec, self.y)

@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule
 
 import fp4
 from fp4.compiler.backend import OptionError, Options
+from fp4.compiler.graph import fp4_nodes
 from fp4.compiler.policy import GemmPrecision, LinearPrecision, Operand, Policy
 from fp4.passes import lowering
 from fp4.passes.lower_blackwell import LowerBlackwell
@@ -81,6 +82,23 @@ def test_nvfp4_multiplies_codes_alone() -> None:
     for node in forward.find_nodes(op="call_function", target=torch.ops.fp4.scaled_mm.default):
         assert None not in node.args[7:9]  # both tensor scales: no product of them is a kernel
         assert node.meta["val"].dtype == torch.bfloat16
+
+
+def kernels(graph: Graph) -> int:
+    """Kernels that a lowered graph launches for its linears: one an op, and one for an amax that a quantize op makes itself."""
+    found = 0
+    for node in fp4_nodes(graph):
+        found += node.target is not torch.ops.fp4.seed.default
+        if node.target is torch.ops.fp4.rotate_quantize.default:
+            found += node.args[1] is None and Quantizer.parse(str(node.args[2])).needs_amax
+    return found
+
+
+@pytest.mark.parametrize(("name", "budget"), [("nvfp4", (7, 9)), ("mxfp4_h16", (4, 6)), ("mxfp8", (4, 6))])
+def test_the_kernels_of_a_linears_step(name: str, budget: tuple[int, int]) -> None:
+    """Three operands quantized in forward, one GEMM; three and two GEMMs in backward, and the swizzle of the saved scales."""
+    forward, backward = (lowered(g) for g in graphs(recipe(name), model=nn.Linear(64, 96, bias=False)))
+    assert (kernels(forward), kernels(backward)) == budget
 
 
 def test_a_bias_is_in_the_epilogue() -> None:
