@@ -110,9 +110,14 @@ def _show(what: Any) -> None:
         print(what.rstrip("\n"))
         return
     console = Console()
-    if not console.is_terminal:  # a pipe has no width to fit a table into
-        console = Console(width=200)
-    console.print(what)
+    if console.is_terminal:
+        console.print(what)
+        return
+    what.box = None  # plain, and a pipe has no width to fit a table into
+    wide = Console(width=1000)
+    with wide.capture() as capture:
+        wide.print(what)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def _autocast(dtype: str) -> Any:

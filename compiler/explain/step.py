@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fp4.compiler import pipeline
 from fp4.compiler.backend import compile_fx, dynamo_inputs
@@ -134,6 +135,20 @@ class Step:
         )
 
 
+def _check_plain(value: Any, name: str) -> None:
+    if not isinstance(value, Tensor):
+        return
+    if value.is_meta or isinstance(value, torch._subclasses.FakeTensor):
+        raise StepError(
+            f"{name} has no values (device meta, or fake): pass a model and a batch that have. fp4.explain needs none"
+        )
+    if is_traceable_wrapper_subclass(value):
+        raise StepError(
+            f"{name} is a {type(value).__name__}, and measuring runs on one device's plain tensors: pass the model before it "
+            "is sharded or wrapped"
+        )
+
+
 class _Interpreter(Interpreter):
     def __init__(self, module: GraphModule, seed: int, record: Callable[..., None] | None) -> None:
         super().__init__(module)
@@ -180,6 +195,8 @@ class Capture:
                 value = self._compiled(batch)
         except _Called as called:
             captured, arguments = called.args
+            for index, value in enumerate(arguments):
+                _check_plain(value, captured.inputs[index].name)
             _check_loss(captured)
             return Step(captured, arguments)
         except torch._dynamo.exc.Unsupported as error:

@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 import fp4
 from fp4.compiler.explain.measure import measure_step
@@ -185,6 +187,27 @@ def test_tied_twice_called_and_three_dimensional() -> None:
     assert {(g.m, g.nonfinite) for g in twice.gemms} == {(16, 0)}
 
 
+def test_checkpointing_and_half_precision_parameters() -> None:
+    """Activations that a compiled step would compute again are measured once; BF16 and FP16 parameters as they are."""
+
+    def recomputed(model: Any, batch: Any) -> Tensor:
+        return checkpoint(model, batch, use_reentrant=False).float().square().mean()
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        model, x = MLP().to(dtype), gaussian(32, 64).to(dtype)
+        found = fp4.measure(model, x, everything("nvfp4"), loss=recomputed)
+        assert sorted((g.linear, g.role) for g in found.gemms) == [
+            ("a", "fprop"), ("a", "wgrad"), *((n, r) for n in "bc" for r in ("dgrad", "fprop", "wgrad"))
+        ]  # fmt: skip
+        plain = fp4.measure(model, x, everything("nvfp4"), loss=squares_mean)
+        assert found.loss == plain.loss
+        assert found.gradient_error == pytest.approx(plain.gradient_error, rel=1e-6)
+
+
+def squares_mean(model: Any, batch: Any) -> Tensor:
+    return model(batch).float().square().mean()
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_non_finite_weight_is_named_first(value: float) -> None:
     model = MLP()
@@ -254,6 +277,8 @@ CASES: list[tuple[str, Callable[[], Any], str]] = [
     ("no function", lambda: fp4.measure(MLP(), gaussian(32, 64), loss="mse"), "write a function of model"),  # type: ignore[arg-type]
     ("no recipe", lambda: fp4.measure(MLP(), gaussian(32, 64), 4), "write a recipe's name"),  # type: ignore[arg-type]
     ("no linear", lambda: fp4.measure(nn.ReLU(), gaussian(32, 64).requires_grad_(), loss=squares), "no linear in the step"),
+    ("no values", lambda: fp4.measure(MLP().to("meta"), gaussian(32, 64).to("meta"), loss=squares), "no values.*fp4.explain"),
+    ("a subclass", lambda: fp4.measure(MLP(), TwoTensor(gaussian(32, 64), gaussian(32, 64)), loss=squares), "is a TwoTensor"),
     ("a graph break", lambda: fp4.measure(MLP(), gaussian(32, 64), loss=_breaks), "not one graph.*Write|not one graph.*loss="),
 ]
 

@@ -84,6 +84,7 @@ def test_measure_a_configuration(config: str) -> None:
     table = call("measure", config, "--recipe", "mxfp8", "--batch", "2", "--seq", "16").stdout
     assert "model.layers.0.mlp.down_proj" in table
     assert "keep heads and routers" in table
+    assert not set(table) & set("│┃─━")  # plain in a pipe
 
 
 def test_measure_names_what_is_not_finite(tmp_path: Path) -> None:
