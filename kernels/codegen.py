@@ -67,16 +67,18 @@ class Kernel(NativeRounding):
         width = "columns" if spec.rotation is None else f"tl.cdiv(columns, {spec.rotation.size}) * {spec.rotation.size}"
         units = f"tl.cdiv(width, {spec.block[1]})" + (f" * {spec.block_units}" if spec.block_units > 1 else "")
         row, unit = self.numbered()
-        self.add(
-            f"# the tile: unit g holds columns {u} * unit ... {u} * unit + {u - 1} of its row",
+        self.once(
             f"width = {width}",
             f"units = {units}",
-            "tiles = tl.maximum(tl.cdiv(units, TB), 1)",
-            "tile = tl.program_id(0)",
+            "tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row",
+            "total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles",
             "g = tl.arange(0, TR * TB)",
-            f"row = (tile // tiles).to(tl.int64) * TR + {row}",
-            f"unit = tile % tiles * TB + {unit}",
             f"k = tl.arange(0, {u})[:, None]",
+        )
+        self.add(
+            f"# unit g holds columns {u} * unit ... {u} * unit + {u - 1} of its row",
+            f"row = (tile // tiles * TR + {row}).to(tl.int64)",
+            f"unit = tile % tiles * TB + {unit}",
         )
 
     def load(self) -> None:
@@ -90,6 +92,8 @@ class Kernel(NativeRounding):
             f"source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * {spec.unit})[None, :]",
             f"j = tl.arange(0, {n})[:, None]",
         )
+        if not self.by_rows:
+            self.add("source = tl.max_contiguous(source, (1, 4))  # 4 rows a thread: more would take all its registers")
         names = [f"x{i}" for i in range(parts)] if parts > 1 else ["x"]
         for i, name in enumerate(names):
             at = "j" if i == 0 else f"(j + {i * n})"
@@ -134,9 +138,9 @@ class Kernel(NativeRounding):
             self.seed()
             self.scalar("signs_site")
             words = self.call("element_words")
-            self.add(
-                f"first = {self.rotated_unit(units)}.to(tl.int64) * {u}",
-                f"sign = {words}(first, {STREAM_SIGNS}, seed, signs_site.to(tl.uint32), {u}) >> 31  # ({u}, {units})",
+            self.once(
+                f"drawn = {self.rotated_unit(units)}.to(tl.int64) * {u}",
+                f"sign = {words}(drawn, {STREAM_SIGNS}, seed, signs_site.to(tl.uint32), {u}) >> 31  # ({u}, {units})",
             )
         else:
             n = len(r.vector)
@@ -145,46 +149,48 @@ class Kernel(NativeRounding):
                 units = 1
                 index = "k" if n == u else f"k % {n}"
             else:
-                self.add(f"index = ({self.rotated_unit(units)}[None, :] * {u} + k) % {n}")
+                self.once(f"index = ({self.rotated_unit(units)}[None, :] * {u} + k) % {n}")
                 index = "index % 32" if n > 32 else "index"
             mask = f"tl.full((1, 1), {masks[0]:#x}, tl.uint32)"
             for f, m in zip(range(32, n, 32), masks[1:], strict=True):
                 mask = f"tl.where(index >= {f}, tl.full((1, 1), {m:#x}, tl.uint32), {mask})"
-            self.add(f"sign = ({mask} >> ({index}).to(tl.uint32)) & 1")
-        self.add("sign = 1.0 - 2.0 * sign.to(tl.float32)")
+            self.once(f"sign = ({mask} >> ({index}).to(tl.uint32)) & 1")
+        self.once("sign = 1.0 - 2.0 * sign.to(tl.float32)")
         if units > 1 and spec.held > 1:
             a, b = spec.held, units // spec.held
             shape = f"({u}, {a}, TR * TB // {units}, {b})"
-            self.add(
+            self.once(
                 f"sign = tl.broadcast_to(tl.reshape(sign, ({u}, {a}, 1, {b})), {shape})",
                 f"sign = tl.reshape(sign, ({u}, TR * TB))",
             )
         elif units > 1 and self.by_rows:
             shape = f"({u}, TR * TB // {units}, {units})"
-            self.add(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :], {shape}), ({u}, TR * TB))")
+            self.once(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :], {shape}), ({u}, TR * TB))")
         elif units > 1:
             shape = f"({u}, TB // {units}, {units}, TR)"
-            self.add(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :, None], {shape}), ({u}, TR * TB))")
+            self.once(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :, None], {shape}), ({u}, TR * TB))")
         self.add("x = x * sign")
 
     def seed(self) -> None:
         if "seed_ptr" not in self.pointers:
-            self.add(f"seed = tl.load({self.pointer('seed_ptr')}).to(tl.uint32)")
+            self.once(f"seed = tl.load({self.pointer('seed_ptr')}).to(tl.uint32)")
 
     def located(self, index: str, row: str, column: str, unit: int) -> str:
         """The index of an element (`unit` = 1) or block in the matrix that the operand is a part of; `index` without one."""
         if not self.spec.located:
             return index
         seed = self.pointer("seed_ptr")
-        self.add(f"whole, first = tl.load({seed} + 1) // {unit}, tl.load({seed} + 2) // {unit}")
+        self.once(f"whole, first = tl.load({seed} + 1) // {unit}, tl.load({seed} + 2) // {unit}")
         return f"{row} * whole + first + {column}"
 
     def store_amax(self) -> None:
         self.section("the largest finite magnitude: as integers, magnitudes have the same order")
+        self.once("largest = tl.zeros((TR * TB,), tl.int32)")
         self.add(
             f"i = {self.call('bits')}(x) & 0x7FFFFFFF",
-            f"tl.atomic_max({self.pointer('amax_ptr')}, tl.max(tl.max(tl.where(i < {INF_BITS}, i, 0), 0), 0))",
+            f"largest = tl.maximum(largest, tl.max(tl.where(i < {INF_BITS}, i, 0), 0))",
         )
+        self.after.append(f"tl.atomic_max({self.pointer('amax_ptr')}, tl.max(largest, 0))")
 
     def quantize(self) -> None:
         q = self.spec.quantizer
@@ -271,11 +277,13 @@ class Kernel(NativeRounding):
             if q.has_outer_scale:
                 self.outer_amax()
             else:
-                self.add(f"tensor_max = tl.load({self.pointer('amax_ptr')})")
+                self.once(f"tensor_max = tl.load({self.pointer('amax_ptr')})")
             largest = f32(min(ELEMENT_MAX["e2m1"] * SCALE_FORMATS[q.scale][3], FLT_MAX))
-            self.add(
+            (self.add if q.has_outer_scale else self.once)(
                 f"encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn({largest}, tensor_max), {f32(FLT_MAX)}), 1.0)",
                 "tensor_scale = tl.div_rn(1.0, encode)",
+            )
+            self.add(
                 f"s, scale_code = {self.round_exmy(f'block_max * (encode * {f32(1 / q.factor)})', q.scale)}",
                 f"inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), {f32(FLT_MAX)})",
             )
@@ -298,10 +306,10 @@ class Kernel(NativeRounding):
     def headroom(self, q: NVFP4, factor: float) -> None:
         """`tensor_scale`: amax / (factor * 256) for E4M3, 1 for a vanishing amax."""
         if not q.tensor_scale:
-            self.add("tensor_scale = 1.0")
+            self.once("tensor_scale = 1.0")
             return
         top = min(factor * SCALE_FORMATS[q.scale][3] * (E4M3_HEADROOM_MAX / E4M3_MAX), FLT_MAX)
-        self.add(
+        self.once(
             f"tensor_scale = tl.div_rn(tl.load({self.pointer('amax_ptr')}), {f32(top)})",
             "tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)",
         )
@@ -412,7 +420,7 @@ class Kernel(NativeRounding):
         assert q is not None
         self.section("store")
         if spec.writes_tensor_scale:
-            self.add(f"tl.store({self.pointer('tensor_scale_ptr')} + tile, tensor_scale, mask=tile == 0)")
+            self.once(f"tl.store({self.pointer('tensor_scale_ptr')} + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)")
         if spec.output != "packed":
             return
         scale, block_rows = "s" if spec.fp8_blocks else "scale_code", q.block[0]
@@ -465,14 +473,15 @@ class Kernel(NativeRounding):
             if u == 16:
                 self.add(
                     "low, high = tl.split(tl.permute(words, (1, 0)))",
-                    "word = low.to(tl.uint64) | (high.to(tl.uint64) << 32)",
-                    f"tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask={inside})",
+                    "word = (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)",
                 )
             else:
-                self.add(
-                    "word = tl.reshape(words, (TR * TB,)).to(tl.int32, bitcast=True)",
-                    f"tl.store(codes_ptr + row * units + unit, word, mask={inside})",
-                )
+                self.add("word = tl.reshape(words, (TR * TB,)).to(tl.int32, bitcast=True)")
+            word = "word"
+            if not self.by_rows:
+                word = self.transposed(word, "TR", "TB")
+                self.coordinates("row", "unit", 1, 1, flat=False)
+            self.add(f"tl.store(codes_ptr + row * units + unit, {word}, mask={inside})")
         self.pointer("codes_ptr")
 
     def decode(self) -> None:

@@ -108,7 +108,9 @@ def butterfly(x, B: tl.constexpr):
     # The partner of each: the sum of both bit patterns less its own. Folded away in one thread, one shuffle between two.
     partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
     sign = 1.0 - 2.0 * tl.arange(0, 2).to(tl.float32)
-    return tl.reshape(pairs * sign[None, :, None] + partner, (x.shape[0],))
+    # The product is exact, so a fused sum is the plain one.
+    sign = tl.broadcast_to(sign[None, :, None], pairs.shape)
+    return tl.reshape(tl.fma(pairs, sign, partner), (x.shape[0],))
 ''',
 )
 helper(

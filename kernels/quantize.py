@@ -272,7 +272,8 @@ def launch(
         "TB": tile.units,
         **pointers,
     }
-    grid = (max(1, ceil_div(arguments["rows"], tile.rows)) * max(1, ceil_div(units, tile.units)),)
+    tiles = max(1, ceil_div(arguments["rows"], tile.rows)) * max(1, ceil_div(units, tile.units))
+    grid = (ceil_div(tiles, tile.turns),)
     with torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext():
         return kernel[grid](
             **{name: arguments[name] for name in kernel.arg_names},

@@ -12,11 +12,12 @@ from fp4.runtime.spec import NVFP4
 
 @dataclass(frozen=True)
 class Tile:
-    """rows x units (KernelSpec.unit columns each), powers of two, by `warps` warps."""
+    """rows x units (KernelSpec.unit columns each), powers of two, by `warps` warps; a program takes `turns` of them."""
 
     rows: int
     units: int
     warps: int = 4
+    turns: int = 4
 
 
 def tile_of(spec: KernelSpec, target: Target) -> Tile:

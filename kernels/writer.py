@@ -16,7 +16,9 @@ class Writer:
 
     def __init__(self, spec: KernelSpec, target: Target) -> None:
         self.spec, self.target = spec, target
-        self.lines: list[str] = []
+        self.before: list[str] = []  # what is the same for all tiles of a program
+        self.lines: list[str] = []  # of a tile
+        self.after: list[str] = []
         self.helpers: list[str] = []
         self.pointers = ["x_ptr"]
         self.scalars = ["rows", "columns", "stride_r", "stride_c"]
@@ -28,11 +30,21 @@ class Writer:
         fixed = [s for s in self.scalars if s.endswith("site")]
         decorator = f"@triton.jit(do_not_specialize={fixed!r})" if fixed else "@triton.jit"
         head = f'"""{title}"""\n\nimport triton\nimport triton.language as tl'
-        kernel = "\n".join([decorator, f"def kernel({parameters}):", *("    " + line if line else "" for line in self.lines)])
+        body = [
+            *self.before,
+            "for tile in range(tl.program_id(0), total, tl.num_programs(0)):",
+            *("    " + line if line else "" for line in self.lines),
+            *self.after,
+        ]
+        kernel = "\n".join([decorator, f"def kernel({parameters}):", *("    " + line if line.strip() else "" for line in body)])
         return "\n\n\n".join(filter(None, (head, functions, kernel))) + "\n"
 
     def add(self, *lines: str) -> None:
         self.lines.extend(lines)
+
+    def once(self, *lines: str) -> None:
+        """Lines before the loop over tiles."""
+        self.before.extend(lines)
 
     def section(self, comment: str) -> None:
         self.lines.extend(["", f"# {comment}"])
@@ -137,13 +149,23 @@ class Writer:
             b = self.row_axis()[1]
             self.add(f"{name} = {half}({name}, {rows} * {b})" if b != "1" else f"{name} = {half}({name}, {rows})")
 
-    def coordinates(self, row: str, column: str, block_rows: int, units: int) -> None:
-        """Row and column of the blocks of `block_rows` rows x `units` units, flat."""
+    def transposed(self, flat: str, rows: str, columns: str) -> str:
+        """The expression for values numbered down the columns as a matrix, so that neighbours in a row are stored together."""
+        return f"tl.trans(tl.reshape({flat}, ({columns}, {rows})))"
+
+    def coordinates(self, row: str, column: str, block_rows: int, units: int, flat: bool = True) -> None:
+        """Row and column of the blocks of `block_rows` rows x `units` units: flat, or (rows, 1) and (1, columns)."""
+        tr = f"TR // {block_rows}" if block_rows > 1 else "TR"
+        tb = f"TB // {units}" if units > 1 else "TB"
+        if not flat:
+            self.add(
+                f"{row} = ((tile // tiles) * ({tr}) + tl.arange(0, {tr})[:, None]).to(tl.int64)",
+                f"{column} = tile % tiles * ({tb}) + tl.arange(0, {tb})[None, :]",
+            )
+            return
         if block_rows == units == 1:
             self.add(f"{row}, {column} = row, unit")
             return
-        tr = f"TR // {block_rows}" if block_rows > 1 else "TR"
-        tb = f"TB // {units}" if units > 1 else "TB"
         self.add(f"b = tl.arange(0, ({tr}) * ({tb}))")
         r, c = (f"b // ({tb})", f"b % ({tb})") if self.by_rows else (f"b % ({tr})", f"b // ({tr})")
         if self.spec.held > 1:
@@ -152,4 +174,4 @@ class Writer:
                 f"b % {threads} // (TB // {self.spec.held})",
                 f"b % {threads} % (TB // {self.spec.held}) * {blocks} + b // {threads}",
             )
-        self.add(f"{row} = (tile // tiles).to(tl.int64) * ({tr}) + {r}", f"{column} = tile % tiles * ({tb}) + {c}")
+        self.add(f"{row} = ((tile // tiles) * ({tr}) + {r}).to(tl.int64)", f"{column} = tile % tiles * ({tb}) + {c}")
