@@ -66,7 +66,7 @@ class Kernel(NativeRounding):
         spec, u = self.spec, self.spec.unit
         width = "columns" if spec.rotation is None else f"tl.cdiv(columns, {spec.rotation.size}) * {spec.rotation.size}"
         units = f"tl.cdiv(width, {spec.block[1]})" + (f" * {spec.block_units}" if spec.block_units > 1 else "")
-        row, unit = self.numbered()
+        row, unit = ("g // TB", "g % TB") if self.by_rows else ("g % TR", "g // TR")
         self.once(
             f"width = {width}",
             f"units = {units}",
@@ -93,7 +93,10 @@ class Kernel(NativeRounding):
             f"j = tl.arange(0, {n})[:, None]",
         )
         if not self.by_rows:
-            self.add("source = tl.max_contiguous(source, (1, 4))  # 4 rows a thread: more would take all its registers")
+            rows = spec.rows_held
+            self.add(
+                f"source = tl.max_contiguous(source, (1, {rows}))  # {rows} rows a thread: more would take all its registers"
+            )
         names = [f"x{i}" for i in range(parts)] if parts > 1 else ["x"]
         for i, name in enumerate(names):
             at = "j" if i == 0 else f"(j + {i * n})"
@@ -139,7 +142,7 @@ class Kernel(NativeRounding):
             self.scalar("signs_site")
             words = self.call("element_words")
             self.once(
-                f"drawn = {self.rotated_unit(units)}.to(tl.int64) * {u}",
+                f"drawn = tl.arange(0, {units}).to(tl.int64) * {u}",
                 f"sign = {words}(drawn, {STREAM_SIGNS}, seed, signs_site.to(tl.uint32), {u}) >> 31  # ({u}, {units})",
             )
         else:
@@ -149,21 +152,14 @@ class Kernel(NativeRounding):
                 units = 1
                 index = "k" if n == u else f"k % {n}"
             else:
-                self.once(f"index = ({self.rotated_unit(units)}[None, :] * {u} + k) % {n}")
+                self.once(f"index = (tl.arange(0, {units})[None, :] * {u} + k) % {n}")
                 index = "index % 32" if n > 32 else "index"
             mask = f"tl.full((1, 1), {masks[0]:#x}, tl.uint32)"
             for f, m in zip(range(32, n, 32), masks[1:], strict=True):
                 mask = f"tl.where(index >= {f}, tl.full((1, 1), {m:#x}, tl.uint32), {mask})"
             self.once(f"sign = ({mask} >> ({index}).to(tl.uint32)) & 1")
         self.once("sign = 1.0 - 2.0 * sign.to(tl.float32)")
-        if units > 1 and spec.held > 1:
-            a, b = spec.held, units // spec.held
-            shape = f"({u}, {a}, TR * TB // {units}, {b})"
-            self.once(
-                f"sign = tl.broadcast_to(tl.reshape(sign, ({u}, {a}, 1, {b})), {shape})",
-                f"sign = tl.reshape(sign, ({u}, TR * TB))",
-            )
-        elif units > 1 and self.by_rows:
+        if units > 1 and self.by_rows:
             shape = f"({u}, TR * TB // {units}, {units})"
             self.once(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :], {shape}), ({u}, TR * TB))")
         elif units > 1:
@@ -195,11 +191,12 @@ class Kernel(NativeRounding):
     def quantize(self) -> None:
         q = self.spec.quantizer
         assert q is not None
-        bits, floats = self.call("bits"), self.call("floats")
-        self.section(f"amax of each block of {q.block[0]} x {q.block[1]}: as integers, so that NaN and Inf are the largest")
-        self.add(f"largest = tl.max({bits}(x) & 0x7FFFFFFF, 0)")
-        self.block_reduce("largest")
-        self.add(f"finite = largest < {INF_BITS}", f"block_max = {floats}(tl.where(finite, largest, 0))")
+        self.call("bits")
+        self.call("floats")
+        self.section(f"amax of each block of {q.block[0]} x {q.block[1]}: NaN stays NaN")
+        self.add(f"largest = tl.reduce(tl.abs(x), 0, {self.call('larger')})")
+        self.block_reduce("largest", "group_amax")
+        self.add('finite = largest < float("inf")', "block_max = tl.where(finite, largest, 0.0)")
         if isinstance(q, NVFP4) and q.posthoc:
             first_pass(self, f32(q.factor))
             self.store_codes(8)
@@ -420,7 +417,9 @@ class Kernel(NativeRounding):
         assert q is not None
         self.section("store")
         if spec.writes_tensor_scale:
-            self.once(f"tl.store({self.pointer('tensor_scale_ptr')} + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)")
+            self.once(
+                f"tl.store({self.pointer('tensor_scale_ptr')} + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)"
+            )
         if spec.output != "packed":
             return
         scale, block_rows = "s" if spec.fp8_blocks else "scale_code", q.block[0]

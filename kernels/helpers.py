@@ -11,6 +11,7 @@ from __future__ import annotations
 HELPERS: dict[str, str] = {}
 # What a helper calls.
 NEEDS: dict[str, tuple[str, ...]] = {
+    "group_amax": ("larger",),
     "round_e2m1": ("bits", "floats"),
     "round_e2m1_stochastic": ("bits", "floats"),
     "round_exmy": ("bits", "floats"),
@@ -67,6 +68,24 @@ helper(
 def floats(i):
     """The FP32 values of these 32 bits."""
     return i.to(tl.float32, bitcast=True)
+''',
+)
+helper(
+    "larger",
+    '''
+@triton.jit
+def larger(a, b):
+    """The larger one, NaN where one is: max.NaN.f32."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+''',
+)
+helper(
+    "group_amax",
+    '''
+@triton.jit
+def group_amax(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, N, B): the largest of each N, flat; NaN stays NaN."""
+    return tl.reshape(tl.reduce(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1, larger), (x.shape[0] // N,))
 ''',
 )
 helper(

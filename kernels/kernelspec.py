@@ -107,11 +107,9 @@ class KernelSpec:
         return 1 if self.rotation is None else max(1, self.rotation.size // self.unit)
 
     @property
-    def held(self) -> int:
-        """Neighbouring units of one row that a thread holds, so that it rotates them alone."""
-        if self.memory == "columns" or self.block[0] > 1 or self.outer_units or self.block_units > 4:
-            return 1
-        return min(4, self.rotation_units)
+    def rows_held(self) -> int:
+        """Rows of a unit that one thread holds where rows lie together in memory."""
+        return 2 if isinstance(self.quantizer, NVFP4) and self.quantizer.four_six else 4
 
     @property
     def outer_units(self) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.packed import PackedSpec
 from fp4.kernels.target import INTERPRETER, Target
-from fp4.runtime.spec import NVFP4
+from fp4.runtime.spec import MXFP4, MXFP8, NVFP4
 
 
 @dataclass(frozen=True)
@@ -30,38 +30,31 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
         units = max(least_units, 4)
         held = 128 if spec.output == "amax" else 64
         rows = max(least_rows, 32, held * 128 // (units * spec.unit))
-    elif spec.memory == "rows":
-        # 512 columns, so that a warp's 32 loads of 16 bytes follow each other; two units a thread of four warps.
-        units = max(least_units, 512 // spec.unit)
-        rows = max(least_rows, 4096 // (units * spec.unit))
-    elif least_units > 4:
-        # A warp holds all the units that are rotated together.
-        rows, units = max(least_rows, 32), max(least_units, 32)
-    else:
-        # Eight rows and one unit a thread: 128 bytes of each column are read together, 128 bytes of codes written.
-        rows, units = max(least_rows, 64), max(least_units, 16)
-    return _in_registers(spec, Tile(rows, units, 8 if rows * units * spec.unit > 16384 else 4))
+        return Tile(rows, units, 8 if rows * units * spec.unit > 16384 else 4, 1)
+    rows, units, warps, turns = _measured(spec)
+    rows, units = max(rows, least_rows), max(units, least_units)
+    while rows * units * spec.unit > 64 * 32 * warps:
+        warps *= 2  # at most 64 elements a thread, what its registers hold
+    return Tile(rows, units, warps, turns)
 
 
-def _most(spec: KernelSpec) -> int:
-    """Elements that a thread holds at most: of more, some would go to local memory."""
-    q = spec.quantizer
-    if q is None or isinstance(spec, PackedSpec):
-        return 128
-    if isinstance(q, NVFP4) and q.four_six and q.block[0] > 1:
-        return 32  # two roundings, and their errors, reduced over rows: all are held at once
-    much = isinstance(q, NVFP4) and (q.four_six or q.outer or q.block[1] > 16)
-    return 64 if q.needs_seed or spec.fp8_blocks or much else 128
-
-
-def _in_registers(spec: KernelSpec, tile: Tile) -> Tile:
-    """The tile, smaller where a thread would hold too much: fewer units, then fewer rows, then more warps."""
-    least_rows, least_units = spec.least_tile
-    while tile.rows * tile.units * spec.unit > _most(spec) * 32 * tile.warps:
-        if tile.units > least_units:
-            tile = replace(tile, units=tile.units // 2)
-        elif tile.rows > max(least_rows, 32):
-            tile = replace(tile, rows=tile.rows // 2)
-        else:
-            tile = replace(tile, warps=tile.warps * 2)
-    return tile
+def _measured(spec: KernelSpec) -> tuple[int, int, int, int]:
+    """Rows, units, warps and turns that were the fastest of some dozen on an H200 (benchmarks/gpu_kernels.py)."""
+    q, packed = spec.quantizer, spec.output == "packed"
+    four_six = isinstance(q, NVFP4) and q.four_six
+    few = spec.output == "rotated" or (isinstance(q, MXFP4 | MXFP8) and not packed)  # instructions
+    if spec.memory == "rows":
+        if spec.output == "amax":
+            return 8, 64, 4, 8
+        if spec.block[0] > 1:
+            return 16, 16 if four_six else 32 if spec.block[0] < 128 else 8, 4, 1
+        if few:
+            return 4, 32, 4, 1
+        if isinstance(q, NVFP4) and (four_six if packed else spec.rotation is None and q.rounding == "nearest"):
+            return 4, 32, 4, 4
+        return 1, 128, 2, 2 if packed else 4
+    if spec.rotation_units > 1 or (packed and spec.block[0] == 1):
+        return 16, 8, 2 if four_six else 1, 4
+    if spec.output == "amax":
+        return 64, 8, 4, 4
+    return 64, 4, 4 if four_six else 2, 1 if few else 2

@@ -80,31 +80,11 @@ class Writer:
 
     def unit_axis(self, units: int) -> tuple[int, str]:
         """(N, B) that view a flat tensor of one value a unit as (A, N, B), N the given count of neighbouring units."""
-        if self.spec.held > 1:
-            return units, f"TR * TB // {self.spec.held}"
         return units, "1" if self.by_rows else "TR"
-
-    def numbered(self) -> tuple[str, str]:
-        """Row and unit in the tile of the unit numbered g."""
-        held = self.spec.held
-        if (
-            held > 1
-        ):  # what a thread holds is numbered last: Triton gives it the numbers that are a multiple of the threads apart
-            m = f"g % (TR * TB // {held})"
-            return f"{m} // (TB // {held})", f"{m} % (TB // {held}) * {held} + g // (TR * TB // {held})"
-        return ("g // TB", "g % TB") if self.by_rows else ("g % TR", "g // TR")
 
     def distance(self, units: int) -> str:
         """How far apart, in their numbers, units are that lie `units` apart in a row."""
-        held = self.spec.held
-        if held > 1:
-            return f"{units} * (TR * TB // {held})" if units < held else f"{units // held}"
         return f"{units}" if self.by_rows else f"{units} * TR"
-
-    def rotated_unit(self, units: int) -> str:
-        """The units that are rotated together, in the order of their numbers."""
-        p, held = f"tl.arange(0, {units})", self.spec.held
-        return f"({p} % {units // held} * {held} + {p} // {units // held})" if held > 1 else p
 
     def block_reduce(self, name: str, function: str = "group_max") -> None:
         """From one value a unit to one a block."""
@@ -134,7 +114,7 @@ class Writer:
         self.add(f"{name} = tl.reshape({value}, ({self.spec.unit} * TR * TB,))")
         half = self.call("add_halves")
         units, unit = self.spec.block_units, self.spec.unit
-        inner = f" * (TR * TB // {self.spec.held})" if self.spec.held > 1 else "" if self.by_rows else " * TR"
+        inner = "" if self.by_rows else " * TR"
         across = f"TR * TB // {units}" if units > 1 else "TR * TB"
         j = units
         while j > 1:
@@ -168,10 +148,4 @@ class Writer:
             return
         self.add(f"b = tl.arange(0, ({tr}) * ({tb}))")
         r, c = (f"b // ({tb})", f"b % ({tb})") if self.by_rows else (f"b % ({tr})", f"b // ({tr})")
-        if self.spec.held > 1:
-            threads, blocks = f"(TR * TB // {self.spec.held})", self.spec.held // units
-            r, c = (
-                f"b % {threads} // (TB // {self.spec.held})",
-                f"b % {threads} % (TB // {self.spec.held}) * {blocks} + b // {threads}",
-            )
         self.add(f"{row} = ((tile // tiles) * ({tr}) + {r}).to(tl.int64)", f"{column} = tile % tiles * ({tb}) + {c}")
