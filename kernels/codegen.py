@@ -194,8 +194,13 @@ class Kernel(NativeRounding):
         self.call("bits")
         self.call("floats")
         self.section(f"amax of each block of {q.block[0]} x {q.block[1]}: NaN stays NaN")
-        self.add(f"largest = tl.reduce(tl.abs(x), 0, {self.call('larger')})")
-        self.block_reduce("largest", "group_amax")
+        if self.interpreted:  # whose reductions by a function are slow; as integers, magnitudes have the same order
+            self.add("largest = tl.max(bits(x) & 0x7FFFFFFF, 0)")
+            self.block_reduce("largest")
+            self.add("largest = floats(largest)")
+        else:
+            self.add(f"largest = tl.reduce(tl.abs(x), 0, {self.call('larger')})")
+            self.block_reduce("largest", "group_amax")
         self.add('finite = largest < float("inf")', "block_max = tl.where(finite, largest, 0.0)")
         if isinstance(q, NVFP4) and q.posthoc:
             first_pass(self, f32(q.factor))
@@ -479,8 +484,10 @@ class Kernel(NativeRounding):
             word = "word"
             if not self.by_rows:
                 word = self.transposed(word, "TR", "TB")
-                self.coordinates("row", "unit", 1, 1, flat=False)
-            self.add(f"tl.store(codes_ptr + row * units + unit, {word}, mask={inside})")
+                self.coordinates("word_row", "word_unit", 1, 1, flat=False)
+                inside = "(word_row < rows) & (word_unit < units)"
+            at = "row * units + unit" if self.by_rows else "word_row * units + word_unit"
+            self.add(f"tl.store(codes_ptr + {at}, {word}, mask={inside})")
         self.pointer("codes_ptr")
 
     def decode(self) -> None:

@@ -102,7 +102,7 @@ class PackedKernel(Kernel):
         u = self.spec.unit
         self.add(
             f"w = tl.arange(0, TR * TB // {CODES})",
-            f"word_row = (tile // tiles).to(tl.int64) * (TR // {CODES}) + w % (TR // {CODES})",
+            f"word_row = (tile // tiles * (TR // {CODES}) + w % (TR // {CODES})).to(tl.int64)",
             f"column = (tile % tiles * TB + w // (TR // {CODES})).to(tl.int64)[None, :] * {u} + k",
             f"inside = (word_row * {CODES} < rows)[None, :] & (column < columns)",
             "words = tl.load(packed_ptr + column * packed_stride + word_row[None, :], mask=inside, other=0)",

@@ -50,7 +50,9 @@ def butterfly(x, B: tl.constexpr):
     # The partner of each: the sum of both bit patterns less its own. Folded away in one thread, one shuffle between two.
     partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
     sign = 1.0 - 2.0 * tl.arange(0, 2).to(tl.float32)
-    return tl.reshape(pairs * sign[None, :, None] + partner, (x.shape[0],))
+    # The product is exact, so a fused sum is the plain one.
+    sign = tl.broadcast_to(sign[None, :, None], pairs.shape)
+    return tl.reshape(tl.fma(pairs, sign, partner), (x.shape[0],))
 
 
 @triton.jit
@@ -61,43 +63,45 @@ def bits(x):
 
 @triton.jit(do_not_specialize=['signs_site'])
 def kernel(x_ptr, seed_ptr, amax_ptr, rows, columns, stride_r, stride_c, signs_site, TR: tl.constexpr, TB: tl.constexpr):
-    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     width = tl.cdiv(columns, 128) * 128
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)
-    tile = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
-    row = (tile // tiles).to(tl.int64) * TR + g % (TR * TB // 4) // (TB // 4)
-    unit = tile % tiles * TB + g % (TR * TB // 4) % (TB // 4) * 4 + g // (TR * TB // 4)
     k = tl.arange(0, 16)[:, None]
-
-    # load: x (16, TR * TB), zero outside
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 8)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
-
-    # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
     seed = tl.load(seed_ptr).to(tl.uint32)
-    first = (tl.arange(0, 8) % 2 * 4 + tl.arange(0, 8) // 2).to(tl.int64) * 16
-    sign = element_words(first, 1, seed, signs_site.to(tl.uint32), 16) >> 31  # (16, 8)
+    drawn = tl.arange(0, 8).to(tl.int64) * 16
+    sign = element_words(drawn, 1, seed, signs_site.to(tl.uint32), 16) >> 31  # (16, 8)
     sign = 1.0 - 2.0 * sign.to(tl.float32)
-    sign = tl.broadcast_to(tl.reshape(sign, (16, 4, 1, 2)), (16, 4, TR * TB // 8, 2))
-    sign = tl.reshape(sign, (16, TR * TB))
-    x = x * sign
-    x = tl.reshape(x, (16 * TR * TB,))
-    x = butterfly(x, 1 * TR * TB)
-    x = butterfly(x, 2 * TR * TB)
-    x = butterfly(x, 4 * TR * TB)
-    x = butterfly(x, 8 * TR * TB)
-    x = butterfly(x, 1 * (TR * TB // 4))
-    x = butterfly(x, 2 * (TR * TB // 4))
-    x = butterfly(x, 1)
-    x = tl.reshape(x, (16, TR * TB)) * 0.0883883461356163
+    sign = tl.reshape(tl.broadcast_to(sign[:, None, :], (16, TR * TB // 8, 8)), (16, TR * TB))
+    largest = tl.zeros((TR * TB,), tl.int32)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+        row = (tile // tiles * TR + g // TB).to(tl.int64)
+        unit = tile % tiles * TB + g % TB
 
-    # the largest finite magnitude: as integers, magnitudes have the same order
-    i = bits(x) & 0x7FFFFFFF
-    tl.atomic_max(amax_ptr, tl.max(tl.max(tl.where(i < 0x7F800000, i, 0), 0), 0))
+        # load: x (16, TR * TB), zero outside
+        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+        j = tl.arange(0, 8)[:, None]
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+        # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
+        x = x * sign
+        x = tl.reshape(x, (16 * TR * TB,))
+        x = butterfly(x, 1 * TR * TB)
+        x = butterfly(x, 2 * TR * TB)
+        x = butterfly(x, 4 * TR * TB)
+        x = butterfly(x, 8 * TR * TB)
+        x = butterfly(x, 1)
+        x = butterfly(x, 2)
+        x = butterfly(x, 4)
+        x = tl.reshape(x, (16, TR * TB)) * 0.0883883461356163
+
+        # the largest finite magnitude: as integers, magnitudes have the same order
+        i = bits(x) & 0x7FFFFFFF
+        largest = tl.maximum(largest, tl.max(tl.where(i < 0x7F800000, i, 0), 0))
+    tl.atomic_max(amax_ptr, tl.max(largest, 0))

@@ -21,7 +21,9 @@ def butterfly(x, B: tl.constexpr):
     # The partner of each: the sum of both bit patterns less its own. Folded away in one thread, one shuffle between two.
     partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
     sign = 1.0 - 2.0 * tl.arange(0, 2).to(tl.float32)
-    return tl.reshape(pairs * sign[None, :, None] + partner, (x.shape[0],))
+    # The product is exact, so a fused sum is the plain one.
+    sign = tl.broadcast_to(sign[None, :, None], pairs.shape)
+    return tl.reshape(tl.fma(pairs, sign, partner), (x.shape[0],))
 
 
 @triton.jit
@@ -31,9 +33,15 @@ def bits(x):
 
 
 @triton.jit
-def group_max(x, N: tl.constexpr, B: tl.constexpr):
-    """Flat x seen as (A, N, B): the largest of each N, flat."""
-    return tl.reshape(tl.max(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1), (x.shape[0] // N,))
+def larger(a, b):
+    """The larger one, NaN where one is: max.NaN.f32."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def group_amax(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, N, B): the largest of each N, flat; NaN stays NaN."""
+    return tl.reshape(tl.reduce(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1, larger), (x.shape[0] // N,))
 
 
 @triton.jit
@@ -67,73 +75,74 @@ def round_e2m1(a):
 
 @triton.jit
 def kernel(x_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
-    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     width = tl.cdiv(columns, 32) * 32
     units = tl.cdiv(width, 32) * 2
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)
-    tile = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
-    row = (tile // tiles).to(tl.int64) * TR + g % (TR * TB // 2) // (TB // 2)
-    unit = tile % tiles * TB + g % (TR * TB // 2) % (TB // 2) * 2 + g // (TR * TB // 2)
     k = tl.arange(0, 16)[:, None]
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+        row = (tile // tiles * TR + g // TB).to(tl.int64)
+        unit = tile % tiles * TB + g % TB
 
-    # load: x (16, TR * TB), zero outside
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 8)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+        # load: x (16, TR * TB), zero outside
+        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+        j = tl.arange(0, 8)[:, None]
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
-    # rotate: signs (none), 5 butterfly stages, 1/sqrt(32)
-    x = tl.reshape(x, (16 * TR * TB,))
-    x = butterfly(x, 1 * TR * TB)
-    x = butterfly(x, 2 * TR * TB)
-    x = butterfly(x, 4 * TR * TB)
-    x = butterfly(x, 8 * TR * TB)
-    x = butterfly(x, 1 * (TR * TB // 2))
-    x = tl.reshape(x, (16, TR * TB)) * 0.1767766922712326
+        # rotate: signs (none), 5 butterfly stages, 1/sqrt(32)
+        x = tl.reshape(x, (16 * TR * TB,))
+        x = butterfly(x, 1 * TR * TB)
+        x = butterfly(x, 2 * TR * TB)
+        x = butterfly(x, 4 * TR * TB)
+        x = butterfly(x, 8 * TR * TB)
+        x = butterfly(x, 1)
+        x = tl.reshape(x, (16, TR * TB)) * 0.1767766922712326
 
-    # amax of each block of 1 x 32: as integers, so that NaN and Inf are the largest
-    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
-    largest = group_max(largest, 2, TR * TB // 2)
-    finite = largest < 0x7F800000
-    block_max = floats(tl.where(finite, largest, 0))
+        # amax of each block of 1 x 32: NaN stays NaN
+        largest = tl.reduce(tl.abs(x), 0, larger)
+        largest = group_amax(largest, 2, 1)
+        finite = largest < float("inf")
+        block_max = tl.where(finite, largest, 0.0)
 
-    # scales: 2^E, quest (OCP Microscaling 1.0)
-    centred = tl.where((bits(x) & 0x7FFFFFFF) < 0x7F800000, x, 0.0)
-    mean = tl.reshape(centred, (16 * TR * TB,))
-    mean = add_halves(mean, 1 * (TR * TB // 2))
-    mean = add_halves(mean, 8 * TR * TB // 2)
-    mean = add_halves(mean, 4 * TR * TB // 2)
-    mean = add_halves(mean, 2 * TR * TB // 2)
-    mean = add_halves(mean, 1 * TR * TB // 2)
-    mean = mean * 0.03125
-    centred = centred - (repeat(mean, 2, TR * TB // 2))[None, :]
-    variance = tl.reshape(centred * centred, (16 * TR * TB,))
-    variance = add_halves(variance, 1 * (TR * TB // 2))
-    variance = add_halves(variance, 8 * TR * TB // 2)
-    variance = add_halves(variance, 4 * TR * TB // 2)
-    variance = add_halves(variance, 2 * TR * TB // 2)
-    variance = add_halves(variance, 1 * TR * TB // 2)
-    sigma = tl.sqrt_rn(variance * 0.03125)
-    exponent = (bits(sigma * 0.48707976937294006 + 9.99999993922529e-09) >> 23) & 0xFF
-    scale_code = tl.where(block_max > 0.0, tl.minimum(exponent, 254), 0)
-    value, code = round_e2m1(tl.abs(x * (repeat(e8m0_inverse(scale_code), 2, TR * TB // 2))[None, :]))
-    code = code | (bits(x) >> 28) & 8
-    scale_code = tl.where(finite, scale_code, 255)
+        # scales: 2^E, quest (OCP Microscaling 1.0)
+        centred = tl.where((bits(x) & 0x7FFFFFFF) < 0x7F800000, x, 0.0)
+        mean = tl.reshape(centred, (16 * TR * TB,))
+        mean = add_halves(mean, 1)
+        mean = add_halves(mean, 8 * TR * TB // 2)
+        mean = add_halves(mean, 4 * TR * TB // 2)
+        mean = add_halves(mean, 2 * TR * TB // 2)
+        mean = add_halves(mean, 1 * TR * TB // 2)
+        mean = mean * 0.03125
+        centred = centred - (repeat(mean, 2, 1))[None, :]
+        variance = tl.reshape(centred * centred, (16 * TR * TB,))
+        variance = add_halves(variance, 1)
+        variance = add_halves(variance, 8 * TR * TB // 2)
+        variance = add_halves(variance, 4 * TR * TB // 2)
+        variance = add_halves(variance, 2 * TR * TB // 2)
+        variance = add_halves(variance, 1 * TR * TB // 2)
+        sigma = tl.sqrt_rn(variance * 0.03125)
+        exponent = (bits(sigma * 0.48707976937294006 + 9.99999993922529e-09) >> 23) & 0xFF
+        scale_code = tl.where(block_max > 0.0, tl.minimum(exponent, 254), 0)
+        value, code = round_e2m1(tl.abs(x * (repeat(e8m0_inverse(scale_code), 2, 1))[None, :]))
+        code = code | (bits(x) >> 28) & 8
+        scale_code = tl.where(finite, scale_code, 255)
 
-    # store
-    b = tl.arange(0, (TR) * (TB // 2))
-    block_row = (tile // tiles).to(tl.int64) * (TR) + b % (TR * TB // 2) // (TB // 2)
-    block_column = tile % tiles * (TB // 2) + b % (TR * TB // 2) % (TB // 2) * 1 + b // (TR * TB // 2)
-    block_columns = units // 2
-    at = block_row * block_columns + block_column
-    tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
-    # eight codes a word, the even column in the low nibble
-    shifted = tl.reshape(code, (2, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]
-    words = tl.sum(shifted, 1).to(tl.uint32)  # (2, TR * TB)
-    low, high = tl.split(tl.permute(words, (1, 0)))
-    word = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
-    tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))
+        # store
+        b = tl.arange(0, (TR) * (TB // 2))
+        block_row = ((tile // tiles) * (TR) + b // (TB // 2)).to(tl.int64)
+        block_column = tile % tiles * (TB // 2) + b % (TB // 2)
+        block_columns = units // 2
+        at = block_row * block_columns + block_column
+        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+        # eight codes a word, the even column in the low nibble
+        shifted = tl.reshape(code, (2, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]
+        words = tl.sum(shifted, 1).to(tl.uint32)  # (2, TR * TB)
+        low, high = tl.split(tl.permute(words, (1, 0)))
+        word = (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+        tl.store(codes_ptr + row * units + unit, word, mask=(row < rows) & (unit < units))

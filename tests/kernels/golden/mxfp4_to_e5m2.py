@@ -20,9 +20,15 @@ def floats(i):
 
 
 @triton.jit
-def group_max(x, N: tl.constexpr, B: tl.constexpr):
-    """Flat x seen as (A, N, B): the largest of each N, flat."""
-    return tl.reshape(tl.max(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1), (x.shape[0] // N,))
+def larger(a, b):
+    """The larger one, NaN where one is: max.NaN.f32."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def group_amax(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, N, B): the largest of each N, flat; NaN stays NaN."""
+    return tl.reshape(tl.reduce(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1, larger), (x.shape[0] // N,))
 
 
 @triton.jit
@@ -73,45 +79,46 @@ def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
 
 @triton.jit
 def kernel(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
-    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     width = columns
     units = tl.cdiv(width, 32) * 2
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)
-    tile = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
-    row = (tile // tiles).to(tl.int64) * TR + g // TB
-    unit = tile % tiles * TB + g % TB
     k = tl.arange(0, 16)[:, None]
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+        row = (tile // tiles * TR + g // TB).to(tl.int64)
+        unit = tile % tiles * TB + g % TB
 
-    # load: x (16, TR * TB), zero outside
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 8)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+        # load: x (16, TR * TB), zero outside
+        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+        j = tl.arange(0, 8)[:, None]
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
-    # amax of each block of 1 x 32: as integers, so that NaN and Inf are the largest
-    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
-    largest = group_max(largest, 2, 1)
-    finite = largest < 0x7F800000
-    block_max = floats(tl.where(finite, largest, 0))
+        # amax of each block of 1 x 32: NaN stays NaN
+        largest = tl.reduce(tl.abs(x), 0, larger)
+        largest = group_amax(largest, 2, 1)
+        finite = largest < float("inf")
+        block_max = tl.where(finite, largest, 0.0)
 
-    # scales: 2^E, floor (OCP Microscaling 1.0)
-    scale_code = tl.minimum(tl.maximum(((bits(block_max)) >> 23) - 2, 0), 254)
-    value, code = round_e2m1(tl.abs(x * (repeat(e8m0_inverse(scale_code), 2, 1))[None, :]))
-    code = code | (bits(x) >> 28) & 8
-    s = e8m0_value(scale_code)
-    scale_code = tl.where(finite, scale_code, 255)
+        # scales: 2^E, floor (OCP Microscaling 1.0)
+        scale_code = tl.minimum(tl.maximum(((bits(block_max)) >> 23) - 2, 0), 254)
+        value, code = round_e2m1(tl.abs(x * (repeat(e8m0_inverse(scale_code), 2, 1))[None, :]))
+        code = code | (bits(x) >> 28) & 8
+        s = e8m0_value(scale_code)
+        scale_code = tl.where(finite, scale_code, 255)
 
-    # store
-    s = tl.where(finite, s, float("nan"))
-    x = with_sign(value, x) * (repeat(s, 2, 1))[None, :]
-    _, code = round_exmy(tl.abs(x), 2, 15, 57344.0)
-    code = tl.where(x == x, code, 0x7F) | (bits(x) >> 24) & 0x80
-    x = code.to(tl.uint8)
-    j = tl.arange(0, 16)[:, None]
-    target = y_ptr + (row * width + unit * 16)[None, :] + j
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
-    tl.store(target, x, mask=inside)
+        # store
+        s = tl.where(finite, s, float("nan"))
+        x = with_sign(value, x) * (repeat(s, 2, 1))[None, :]
+        _, code = round_exmy(tl.abs(x), 2, 15, 57344.0)
+        code = tl.where(x == x, code, 0x7F) | (bits(x) >> 24) & 0x80
+        x = code.to(tl.uint8)
+        j = tl.arange(0, 16)[:, None]
+        target = y_ptr + (row * width + unit * 16)[None, :] + j
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+        tl.store(target, x, mask=inside)

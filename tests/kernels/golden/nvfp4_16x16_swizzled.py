@@ -20,9 +20,15 @@ def floats(i):
 
 
 @triton.jit
-def group_max(x, N: tl.constexpr, B: tl.constexpr):
-    """Flat x seen as (A, N, B): the largest of each N, flat."""
-    return tl.reshape(tl.max(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1), (x.shape[0] // N,))
+def larger(a, b):
+    """The larger one, NaN where one is: max.NaN.f32."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def group_amax(x, N: tl.constexpr, B: tl.constexpr):
+    """Flat x seen as (A, N, B): the largest of each N, flat; NaN stays NaN."""
+    return tl.reshape(tl.reduce(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1, larger), (x.shape[0] // N,))
 
 
 @triton.jit
@@ -96,47 +102,48 @@ def halves(x):
 
 @triton.jit
 def kernel(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
-    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     width = columns
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)
-    tile = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
-    row = (tile // tiles).to(tl.int64) * TR + g // TB
-    unit = tile % tiles * TB + g % TB
     k = tl.arange(0, 16)[:, None]
-
-    # load: x (16, TR * TB), zero outside
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 8)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
-
-    # amax of each block of 16 x 16: as integers, so that NaN and Inf are the largest
-    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
-    largest = group_max(largest, 16, TB)
-    finite = largest < 0x7F800000
-    block_max = floats(tl.where(finite, largest, 0))
-
-    # scales (NVIDIA 2509.25149, appendix B)
     tensor_max = tl.load(amax_ptr)
     encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
     tensor_scale = tl.div_rn(1.0, encode)
-    s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
-    inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
-    left, right = halves(x * (repeat(inverse, 16, TB))[None, :])
-    low, high = e2m1_codes(left), e2m1_codes(right)
-    scale_code = tl.where(finite, scale_code, 127)
+    tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+        row = (tile // tiles * TR + g // TB).to(tl.int64)
+        unit = tile % tiles * TB + g % TB
 
-    # store
-    tl.store(tensor_scale_ptr + tile, tensor_scale, mask=tile == 0)
-    block_row, block_column = row, unit
-    block_columns = units
-    at = (block_row // 128 * tl.cdiv(block_columns, 4) + block_column // 4) * 512
-    at = at + block_row % 32 * 16 + block_row % 128 // 32 * 4 + block_column % 4
-    tl.store(scales_ptr + at, repeat(scale_code, 16, TB).to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
-    word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)
-    tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))
+        # load: x (16, TR * TB), zero outside
+        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+        j = tl.arange(0, 8)[:, None]
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+        # amax of each block of 16 x 16: NaN stays NaN
+        largest = tl.reduce(tl.abs(x), 0, larger)
+        largest = group_amax(largest, 16, TB)
+        finite = largest < float("inf")
+        block_max = tl.where(finite, largest, 0.0)
+
+        # scales (NVIDIA 2509.25149, appendix B)
+        s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
+        inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
+        left, right = halves(x * (repeat(inverse, 16, TB))[None, :])
+        low, high = e2m1_codes(left), e2m1_codes(right)
+        scale_code = tl.where(finite, scale_code, 127)
+
+        # store
+        block_row, block_column = row, unit
+        block_columns = units
+        at = (block_row // 128 * tl.cdiv(block_columns, 4) + block_column // 4) * 512
+        at = at + block_row % 32 * 16 + block_row % 128 // 32 * 4 + block_column % 4
+        tl.store(scales_ptr + at, repeat(scale_code, 16, TB).to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+        word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)
+        tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))

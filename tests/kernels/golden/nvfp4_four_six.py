@@ -20,6 +20,12 @@ def floats(i):
 
 
 @triton.jit
+def larger(a, b):
+    """The larger one, NaN where one is: max.NaN.f32."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
     """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
     a = tl.where(a < TOP, a, TOP)
@@ -71,68 +77,69 @@ def with_sign(magnitude, x):
 
 @triton.jit
 def kernel(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
-    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     width = columns
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)
-    tile = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
-    row = (tile // tiles).to(tl.int64) * TR + g // TB
-    unit = tile % tiles * TB + g % TB
     k = tl.arange(0, 16)[:, None]
-
-    # load: x (16, TR * TB), zero outside
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 8)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
-
-    # amax of each block of 1 x 16: as integers, so that NaN and Inf are the largest
-    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
-    finite = largest < 0x7F800000
-    block_max = floats(tl.where(finite, largest, 0))
-
-    # scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)
     tensor_scale = tl.div_rn(tl.load(amax_ptr), 1536.0)
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
-    s6, scale_code6 = round_exmy(tl.div_rn(block_max, tensor_scale * 6.0), 3, 7, 448.0)
-    divisor = s6 * tensor_scale
-    value6, code6 = round_e2m1(tl.where((divisor > 0.0)[None, :], divide(tl.abs(x), divisor), 0.0))
-    error = tl.abs(x) - value6 * s6[None, :] * tensor_scale
-    error6 = tl.reshape(error * error, (16 * TR * TB,))
-    error6 = add_halves(error6, 8 * TR * TB)
-    error6 = add_halves(error6, 4 * TR * TB)
-    error6 = add_halves(error6, 2 * TR * TB)
-    error6 = add_halves(error6, 1 * TR * TB)
-    s4, scale_code4 = round_exmy(tl.div_rn(block_max, tensor_scale * 4.0), 3, 7, 448.0)
-    divisor = s4 * tensor_scale
-    value4, code4 = round_e2m1(tl.where((divisor > 0.0)[None, :], divide(tl.abs(x), divisor), 0.0))
-    error = tl.abs(x) - value4 * s4[None, :] * tensor_scale
-    error4 = tl.reshape(error * error, (16 * TR * TB,))
-    error4 = add_halves(error4, 8 * TR * TB)
-    error4 = add_halves(error4, 4 * TR * TB)
-    error4 = add_halves(error4, 2 * TR * TB)
-    error4 = add_halves(error4, 1 * TR * TB)
-    four = error4 < error6  # a tie keeps 6
-    s, scale_code = tl.where(four, s4, s6), tl.where(four, scale_code4, scale_code6)
-    four = four
-    four = four[None, :]
-    value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)
-    code = code | (bits(x) >> 28) & 8
-    scale_code = tl.where(finite, scale_code, 127)
+    tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+        row = (tile // tiles * TR + g // TB).to(tl.int64)
+        unit = tile % tiles * TB + g % TB
 
-    # store
-    tl.store(tensor_scale_ptr + tile, tensor_scale, mask=tile == 0)
-    s = tl.where(finite, s, float("nan"))
-    x = with_sign(value, x) * s[None, :]
-    x = x.to(tl.bfloat16)
-    j = tl.arange(0, 8)[:, None]
-    target = y_ptr + (row * width + unit * 16)[None, :] + j
-    y0, y1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
-    tl.store(target, y0, mask=inside)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
-    tl.store(target + 8, y1, mask=inside)
+        # load: x (16, TR * TB), zero outside
+        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+        j = tl.arange(0, 8)[:, None]
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+        # amax of each block of 1 x 16: NaN stays NaN
+        largest = tl.reduce(tl.abs(x), 0, larger)
+        finite = largest < float("inf")
+        block_max = tl.where(finite, largest, 0.0)
+
+        # scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)
+        s6, scale_code6 = round_exmy(tl.div_rn(block_max, tensor_scale * 6.0), 3, 7, 448.0)
+        divisor = s6 * tensor_scale
+        value6, code6 = round_e2m1(tl.where((divisor > 0.0)[None, :], divide(tl.abs(x), divisor), 0.0))
+        error = tl.abs(x) - value6 * s6[None, :] * tensor_scale
+        error6 = tl.reshape(error * error, (16 * TR * TB,))
+        error6 = add_halves(error6, 8 * TR * TB)
+        error6 = add_halves(error6, 4 * TR * TB)
+        error6 = add_halves(error6, 2 * TR * TB)
+        error6 = add_halves(error6, 1 * TR * TB)
+        s4, scale_code4 = round_exmy(tl.div_rn(block_max, tensor_scale * 4.0), 3, 7, 448.0)
+        divisor = s4 * tensor_scale
+        value4, code4 = round_e2m1(tl.where((divisor > 0.0)[None, :], divide(tl.abs(x), divisor), 0.0))
+        error = tl.abs(x) - value4 * s4[None, :] * tensor_scale
+        error4 = tl.reshape(error * error, (16 * TR * TB,))
+        error4 = add_halves(error4, 8 * TR * TB)
+        error4 = add_halves(error4, 4 * TR * TB)
+        error4 = add_halves(error4, 2 * TR * TB)
+        error4 = add_halves(error4, 1 * TR * TB)
+        four = error4 < error6  # a tie keeps 6
+        s, scale_code = tl.where(four, s4, s6), tl.where(four, scale_code4, scale_code6)
+        four = four
+        four = four[None, :]
+        value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)
+        code = code | (bits(x) >> 28) & 8
+        scale_code = tl.where(finite, scale_code, 127)
+
+        # store
+        s = tl.where(finite, s, float("nan"))
+        x = with_sign(value, x) * s[None, :]
+        x = x.to(tl.bfloat16)
+        j = tl.arange(0, 8)[:, None]
+        target = y_ptr + (row * width + unit * 16)[None, :] + j
+        y0, y1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+        tl.store(target, y0, mask=inside)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
+        tl.store(target + 8, y1, mask=inside)

@@ -21,7 +21,9 @@ def butterfly(x, B: tl.constexpr):
     # The partner of each: the sum of both bit patterns less its own. Folded away in one thread, one shuffle between two.
     partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
     sign = 1.0 - 2.0 * tl.arange(0, 2).to(tl.float32)
-    return tl.reshape(pairs * sign[None, :, None] + partner, (x.shape[0],))
+    # The product is exact, so a fused sum is the plain one.
+    sign = tl.broadcast_to(sign[None, :, None], pairs.shape)
+    return tl.reshape(tl.fma(pairs, sign, partner), (x.shape[0],))
 
 
 @triton.jit
@@ -37,6 +39,12 @@ def round_bf16_pairs(x):
 def bits(x):
     """The bits of FP32 values, int32."""
     return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def larger(a, b):
+    """The larger one, NaN where one is: max.NaN.f32."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -62,58 +70,62 @@ def round_e2m1(a):
 
 @triton.jit
 def kernel(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
-    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     width = tl.cdiv(columns, 16) * 16
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)
-    tile = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
-    row = (tile // tiles).to(tl.int64) * TR + g % TR
-    unit = tile % tiles * TB + g // TR
     k = tl.arange(0, 16)[:, None]
-
-    # load: x (16, TR * TB), zero outside
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 16)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    x = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-
-    # rotate: signs (fixed), 4 butterfly stages, 1/sqrt(16)
     sign = (tl.full((1, 1), 0xd7e8, tl.uint32) >> (k).to(tl.uint32)) & 1
     sign = 1.0 - 2.0 * sign.to(tl.float32)
-    x = x * sign
-    x = tl.reshape(x, (16 * TR * TB,))
-    x = butterfly(x, 1 * TR * TB)
-    x = butterfly(x, 2 * TR * TB)
-    x = butterfly(x, 4 * TR * TB)
-    x = butterfly(x, 8 * TR * TB)
-    x = tl.reshape(x, (16, TR * TB)) * 0.25
-    x = round_bf16_pairs(x)
-
-    # amax of each block of 1 x 16: as integers, so that NaN and Inf are the largest
-    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
-    finite = largest < 0x7F800000
-    block_max = floats(tl.where(finite, largest, 0))
-
-    # scales (NVIDIA 2509.25149, appendix B)
     tensor_max = tl.load(amax_ptr)
     encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
     tensor_scale = tl.div_rn(1.0, encode)
-    s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
-    inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
-    value, code = round_e2m1(tl.abs(x * inverse[None, :]))
-    code = code | (bits(x) >> 28) & 8
-    scale_code = tl.where(finite, scale_code, 127)
+    tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+        row = (tile // tiles * TR + g % TR).to(tl.int64)
+        unit = tile % tiles * TB + g // TR
 
-    # store
-    tl.store(tensor_scale_ptr + tile, tensor_scale, mask=tile == 0)
-    block_row, block_column = row, unit
-    block_columns = units
-    at = block_row * block_columns + block_column
-    tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
-    # eight codes a word, the even column in the low nibble
-    shifted = tl.reshape(code, (2, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]
-    words = tl.sum(shifted, 1).to(tl.uint32)  # (2, TR * TB)
-    low, high = tl.split(tl.permute(words, (1, 0)))
-    word = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
-    tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))
+        # load: x (16, TR * TB), zero outside
+        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+        j = tl.arange(0, 16)[:, None]
+        source = tl.max_contiguous(source, (1, 4))  # 4 rows a thread: more would take all its registers
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        x = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+
+        # rotate: signs (fixed), 4 butterfly stages, 1/sqrt(16)
+        x = x * sign
+        x = tl.reshape(x, (16 * TR * TB,))
+        x = butterfly(x, 1 * TR * TB)
+        x = butterfly(x, 2 * TR * TB)
+        x = butterfly(x, 4 * TR * TB)
+        x = butterfly(x, 8 * TR * TB)
+        x = tl.reshape(x, (16, TR * TB)) * 0.25
+        x = round_bf16_pairs(x)
+
+        # amax of each block of 1 x 16: NaN stays NaN
+        largest = tl.reduce(tl.abs(x), 0, larger)
+        finite = largest < float("inf")
+        block_max = tl.where(finite, largest, 0.0)
+
+        # scales (NVIDIA 2509.25149, appendix B)
+        s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
+        inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
+        value, code = round_e2m1(tl.abs(x * inverse[None, :]))
+        code = code | (bits(x) >> 28) & 8
+        scale_code = tl.where(finite, scale_code, 127)
+
+        # store
+        block_row, block_column = row, unit
+        block_columns = units
+        at = block_row * block_columns + block_column
+        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+        # eight codes a word, the even column in the low nibble
+        shifted = tl.reshape(code, (2, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]
+        words = tl.sum(shifted, 1).to(tl.uint32)  # (2, TR * TB)
+        low, high = tl.split(tl.permute(words, (1, 0)))
+        word = (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+        word_row = ((tile // tiles) * (TR) + tl.arange(0, TR)[:, None]).to(tl.int64)
+        word_unit = tile % tiles * (TB) + tl.arange(0, TB)[None, :]
+        tl.store(codes_ptr + word_row * units + word_unit, tl.trans(tl.reshape(word, (TB, TR))), mask=(word_row < rows) & (word_unit < units))

@@ -50,13 +50,21 @@ def butterfly(x, B: tl.constexpr):
     # The partner of each: the sum of both bit patterns less its own. Folded away in one thread, one shuffle between two.
     partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
     sign = 1.0 - 2.0 * tl.arange(0, 2).to(tl.float32)
-    return tl.reshape(pairs * sign[None, :, None] + partner, (x.shape[0],))
+    # The product is exact, so a fused sum is the plain one.
+    sign = tl.broadcast_to(sign[None, :, None], pairs.shape)
+    return tl.reshape(tl.fma(pairs, sign, partner), (x.shape[0],))
 
 
 @triton.jit
 def bits(x):
     """The bits of FP32 values, int32."""
     return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def larger(a, b):
+    """The larger one, NaN where one is: max.NaN.f32."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -131,80 +139,80 @@ def round_exmy_stochastic(a, word, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.
 
 @triton.jit(do_not_specialize=['signs_site', 'site'])
 def kernel(x_ptr, seed_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, signs_site, site, TR: tl.constexpr, TB: tl.constexpr):
-    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     width = tl.cdiv(columns, 128) * 128
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)
-    tile = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
-    row = (tile // tiles).to(tl.int64) * TR + g % (TR * TB // 4) // (TB // 4)
-    unit = tile % tiles * TB + g % (TR * TB // 4) % (TB // 4) * 4 + g // (TR * TB // 4)
     k = tl.arange(0, 16)[:, None]
-
-    # load: x (16, TR * TB), zero outside
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 8)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
-
-    # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
     seed = tl.load(seed_ptr).to(tl.uint32)
-    first = (tl.arange(0, 8) % 2 * 4 + tl.arange(0, 8) // 2).to(tl.int64) * 16
-    sign = element_words(first, 1, seed, signs_site.to(tl.uint32), 16) >> 31  # (16, 8)
+    drawn = tl.arange(0, 8).to(tl.int64) * 16
+    sign = element_words(drawn, 1, seed, signs_site.to(tl.uint32), 16) >> 31  # (16, 8)
     sign = 1.0 - 2.0 * sign.to(tl.float32)
-    sign = tl.broadcast_to(tl.reshape(sign, (16, 4, 1, 2)), (16, 4, TR * TB // 8, 2))
-    sign = tl.reshape(sign, (16, TR * TB))
-    x = x * sign
-    x = tl.reshape(x, (16 * TR * TB,))
-    x = butterfly(x, 1 * TR * TB)
-    x = butterfly(x, 2 * TR * TB)
-    x = butterfly(x, 4 * TR * TB)
-    x = butterfly(x, 8 * TR * TB)
-    x = butterfly(x, 1 * (TR * TB // 4))
-    x = butterfly(x, 2 * (TR * TB // 4))
-    x = butterfly(x, 1)
-    x = tl.reshape(x, (16, TR * TB)) * 0.0883883461356163
-
-    # amax of each block of 1 x 16: as integers, so that NaN and Inf are the largest
-    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
-    finite = largest < 0x7F800000
-    block_max = floats(tl.where(finite, largest, 0))
-
-    # scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)
+    sign = tl.reshape(tl.broadcast_to(sign[:, None, :], (16, TR * TB // 8, 8)), (16, TR * TB))
     tensor_scale = tl.div_rn(tl.load(amax_ptr), 1554.459228515625)
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
-    s, _ = round_exmy(tl.div_rn(block_max, tensor_scale * 6.07210636138916), 3, 7, 448.0)
-    divisor = s * tensor_scale
-    value, code = round_e2m1(tl.where((divisor > 0.0)[None, :], divide(tl.abs(x), divisor), 0.0))
-    code = code | (bits(x) >> 28) & 8
-    projected = tl.reshape(tl.abs(x) * (value * s[None, :] * tensor_scale), (16 * TR * TB,))
-    projected = add_halves(projected, 8 * TR * TB)
-    projected = add_halves(projected, 4 * TR * TB)
-    projected = add_halves(projected, 2 * TR * TB)
-    projected = add_halves(projected, 1 * TR * TB)
-    square = tl.reshape(x * x, (16 * TR * TB,))
-    square = add_halves(square, 8 * TR * TB)
-    square = add_halves(square, 4 * TR * TB)
-    square = add_halves(square, 2 * TR * TB)
-    square = add_halves(square, 1 * TR * TB)
-    correction = tl.div_rn(square, projected)
-    correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)
-    word = any_words(row * units + unit, 2, seed, site.to(tl.uint32))
-    s, scale_code = round_exmy_stochastic(s * correction, word, 3, 7, 448.0)
-    scale_code = tl.where(finite, scale_code, 127)
+    tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+        row = (tile // tiles * TR + g // TB).to(tl.int64)
+        unit = tile % tiles * TB + g % TB
 
-    # store
-    tl.store(tensor_scale_ptr + tile, tensor_scale, mask=tile == 0)
-    block_row, block_column = row, unit
-    block_columns = units
-    at = block_row * block_columns + block_column
-    tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
-    # eight codes a word, the even column in the low nibble
-    shifted = tl.reshape(code, (2, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]
-    words = tl.sum(shifted, 1).to(tl.uint32)  # (2, TR * TB)
-    low, high = tl.split(tl.permute(words, (1, 0)))
-    word = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
-    tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))
+        # load: x (16, TR * TB), zero outside
+        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+        j = tl.arange(0, 8)[:, None]
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+        # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
+        x = x * sign
+        x = tl.reshape(x, (16 * TR * TB,))
+        x = butterfly(x, 1 * TR * TB)
+        x = butterfly(x, 2 * TR * TB)
+        x = butterfly(x, 4 * TR * TB)
+        x = butterfly(x, 8 * TR * TB)
+        x = butterfly(x, 1)
+        x = butterfly(x, 2)
+        x = butterfly(x, 4)
+        x = tl.reshape(x, (16, TR * TB)) * 0.0883883461356163
+
+        # amax of each block of 1 x 16: NaN stays NaN
+        largest = tl.reduce(tl.abs(x), 0, larger)
+        finite = largest < float("inf")
+        block_max = tl.where(finite, largest, 0.0)
+
+        # scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)
+        s, _ = round_exmy(tl.div_rn(block_max, tensor_scale * 6.07210636138916), 3, 7, 448.0)
+        divisor = s * tensor_scale
+        value, code = round_e2m1(tl.where((divisor > 0.0)[None, :], divide(tl.abs(x), divisor), 0.0))
+        code = code | (bits(x) >> 28) & 8
+        projected = tl.reshape(tl.abs(x) * (value * s[None, :] * tensor_scale), (16 * TR * TB,))
+        projected = add_halves(projected, 8 * TR * TB)
+        projected = add_halves(projected, 4 * TR * TB)
+        projected = add_halves(projected, 2 * TR * TB)
+        projected = add_halves(projected, 1 * TR * TB)
+        square = tl.reshape(x * x, (16 * TR * TB,))
+        square = add_halves(square, 8 * TR * TB)
+        square = add_halves(square, 4 * TR * TB)
+        square = add_halves(square, 2 * TR * TB)
+        square = add_halves(square, 1 * TR * TB)
+        correction = tl.div_rn(square, projected)
+        correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)
+        word = any_words(row * units + unit, 2, seed, site.to(tl.uint32))
+        s, scale_code = round_exmy_stochastic(s * correction, word, 3, 7, 448.0)
+        scale_code = tl.where(finite, scale_code, 127)
+
+        # store
+        block_row, block_column = row, unit
+        block_columns = units
+        at = block_row * block_columns + block_column
+        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+        # eight codes a word, the even column in the low nibble
+        shifted = tl.reshape(code, (2, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]
+        words = tl.sum(shifted, 1).to(tl.uint32)  # (2, TR * TB)
+        low, high = tl.split(tl.permute(words, (1, 0)))
+        word = (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+        tl.store(codes_ptr + row * units + unit, word, mask=(row < rows) & (unit < units))

@@ -20,6 +20,12 @@ def floats(i):
 
 
 @triton.jit
+def larger(a, b):
+    """The larger one, NaN where one is: max.NaN.f32."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def group_max(x, N: tl.constexpr, B: tl.constexpr):
     """Flat x seen as (A, N, B): the largest of each N, flat."""
     return tl.reshape(tl.max(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1), (x.shape[0] // N,))
@@ -61,51 +67,52 @@ def with_sign(magnitude, x):
 
 @triton.jit
 def kernel(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
-    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     width = columns
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)
-    tile = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
-    row = (tile // tiles).to(tl.int64) * TR + g // TB
-    unit = tile % tiles * TB + g % TB
     k = tl.arange(0, 16)[:, None]
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+        row = (tile // tiles * TR + g // TB).to(tl.int64)
+        unit = tile % tiles * TB + g % TB
 
-    # load: x (16, TR * TB), zero outside
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 8)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+        # load: x (16, TR * TB), zero outside
+        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+        j = tl.arange(0, 8)[:, None]
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
-    # amax of each block of 1 x 16: as integers, so that NaN and Inf are the largest
-    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
-    finite = largest < 0x7F800000
-    block_max = floats(tl.where(finite, largest, 0))
+        # amax of each block of 1 x 16: NaN stays NaN
+        largest = tl.reduce(tl.abs(x), 0, larger)
+        finite = largest < float("inf")
+        block_max = tl.where(finite, largest, 0.0)
 
-    # scales (NVIDIA 2509.25149, appendix B)
-    i = bits(x) & 0x7FFFFFFF
-    outer_max = group_max(tl.max(tl.where(i < 0x7F800000, i, 0), 0), 8, 1)
-    tensor_max = floats(repeat(outer_max, 8, 1))
-    encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
-    tensor_scale = tl.div_rn(1.0, encode)
-    s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
-    inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
-    value, code = round_e2m1(tl.abs(x * inverse[None, :]))
-    code = code | (bits(x) >> 28) & 8
-    scale_code = tl.where(finite, scale_code, 127)
+        # scales (NVIDIA 2509.25149, appendix B)
+        i = bits(x) & 0x7FFFFFFF
+        outer_max = group_max(tl.max(tl.where(i < 0x7F800000, i, 0), 0), 8, 1)
+        tensor_max = floats(repeat(outer_max, 8, 1))
+        encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
+        tensor_scale = tl.div_rn(1.0, encode)
+        s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
+        inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
+        value, code = round_e2m1(tl.abs(x * inverse[None, :]))
+        code = code | (bits(x) >> 28) & 8
+        scale_code = tl.where(finite, scale_code, 127)
 
-    # store
-    s = tl.where(finite, s, float("nan"))
-    x = with_sign(value, x) * s[None, :]
-    x = x * tensor_scale[None, :]
-    x = x.to(tl.bfloat16)
-    j = tl.arange(0, 8)[:, None]
-    target = y_ptr + (row * width + unit * 16)[None, :] + j
-    y0, y1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
-    tl.store(target, y0, mask=inside)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
-    tl.store(target + 8, y1, mask=inside)
+        # store
+        s = tl.where(finite, s, float("nan"))
+        x = with_sign(value, x) * s[None, :]
+        x = x * tensor_scale[None, :]
+        x = x.to(tl.bfloat16)
+        j = tl.arange(0, 8)[:, None]
+        target = y_ptr + (row * width + unit * 16)[None, :] + j
+        y0, y1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+        tl.store(target, y0, mask=inside)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
+        tl.store(target + 8, y1, mask=inside)

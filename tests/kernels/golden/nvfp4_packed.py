@@ -20,6 +20,12 @@ def floats(i):
 
 
 @triton.jit
+def larger(a, b):
+    """The larger one, NaN where one is: max.NaN.f32."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
     """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
     a = tl.where(a < TOP, a, TOP)
@@ -42,49 +48,50 @@ def round_e2m1(a):
 
 @triton.jit
 def kernel(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
-    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     width = columns
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)
-    tile = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
-    row = (tile // tiles).to(tl.int64) * TR + g // TB
-    unit = tile % tiles * TB + g % TB
     k = tl.arange(0, 16)[:, None]
-
-    # load: x (16, TR * TB), zero outside
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 8)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
-
-    # amax of each block of 1 x 16: as integers, so that NaN and Inf are the largest
-    largest = tl.max(bits(x) & 0x7FFFFFFF, 0)
-    finite = largest < 0x7F800000
-    block_max = floats(tl.where(finite, largest, 0))
-
-    # scales (NVIDIA 2509.25149, appendix B)
     tensor_max = tl.load(amax_ptr)
     encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
     tensor_scale = tl.div_rn(1.0, encode)
-    s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
-    inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
-    value, code = round_e2m1(tl.abs(x * inverse[None, :]))
-    code = code | (bits(x) >> 28) & 8
-    scale_code = tl.where(finite, scale_code, 127)
+    tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+        row = (tile // tiles * TR + g // TB).to(tl.int64)
+        unit = tile % tiles * TB + g % TB
 
-    # store
-    tl.store(tensor_scale_ptr + tile, tensor_scale, mask=tile == 0)
-    block_row, block_column = row, unit
-    block_columns = units
-    at = block_row * block_columns + block_column
-    tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
-    # eight codes a word, the even column in the low nibble
-    shifted = tl.reshape(code, (2, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]
-    words = tl.sum(shifted, 1).to(tl.uint32)  # (2, TR * TB)
-    low, high = tl.split(tl.permute(words, (1, 0)))
-    word = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
-    tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))
+        # load: x (16, TR * TB), zero outside
+        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+        j = tl.arange(0, 8)[:, None]
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+        # amax of each block of 1 x 16: NaN stays NaN
+        largest = tl.reduce(tl.abs(x), 0, larger)
+        finite = largest < float("inf")
+        block_max = tl.where(finite, largest, 0.0)
+
+        # scales (NVIDIA 2509.25149, appendix B)
+        s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
+        inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
+        value, code = round_e2m1(tl.abs(x * inverse[None, :]))
+        code = code | (bits(x) >> 28) & 8
+        scale_code = tl.where(finite, scale_code, 127)
+
+        # store
+        block_row, block_column = row, unit
+        block_columns = units
+        at = block_row * block_columns + block_column
+        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+        # eight codes a word, the even column in the low nibble
+        shifted = tl.reshape(code, (2, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]
+        words = tl.sum(shifted, 1).to(tl.uint32)  # (2, TR * TB)
+        low, high = tl.split(tl.permute(words, (1, 0)))
+        word = (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+        tl.store(codes_ptr + row * units + unit, word, mask=(row < rows) & (unit < units))

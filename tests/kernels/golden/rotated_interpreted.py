@@ -21,7 +21,9 @@ def butterfly(x, B: tl.constexpr):
     # The partner of each: the sum of both bit patterns less its own. Folded away in one thread, one shuffle between two.
     partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
     sign = 1.0 - 2.0 * tl.arange(0, 2).to(tl.float32)
-    return tl.reshape(pairs * sign[None, :, None] + partner, (x.shape[0],))
+    # The product is exact, so a fused sum is the plain one.
+    sign = tl.broadcast_to(sign[None, :, None], pairs.shape)
+    return tl.reshape(tl.fma(pairs, sign, partner), (x.shape[0],))
 
 
 @triton.jit
@@ -45,43 +47,44 @@ def to_bf16(x):
 
 @triton.jit
 def kernel(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
-    # the tile: unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     width = tl.cdiv(columns, 16) * 16
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)
-    tile = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
-    row = (tile // tiles).to(tl.int64) * TR + g // TB
-    unit = tile % tiles * TB + g % TB
     k = tl.arange(0, 16)[:, None]
-
-    # load: x (16, TR * TB), zero outside
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 8)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-    x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
-    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
-
-    # rotate: signs (fixed), 4 butterfly stages, 1/sqrt(16)
     sign = (tl.full((1, 1), 0xd7e8, tl.uint32) >> (k).to(tl.uint32)) & 1
     sign = 1.0 - 2.0 * sign.to(tl.float32)
-    x = x * sign
-    x = tl.reshape(x, (16 * TR * TB,))
-    x = butterfly(x, 1 * TR * TB)
-    x = butterfly(x, 2 * TR * TB)
-    x = butterfly(x, 4 * TR * TB)
-    x = butterfly(x, 8 * TR * TB)
-    x = tl.reshape(x, (16, TR * TB)) * 0.25
-    x = round_bf16(x)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+        row = (tile // tiles * TR + g // TB).to(tl.int64)
+        unit = tile % tiles * TB + g % TB
 
-    # store
-    x = to_bf16(x)
-    j = tl.arange(0, 8)[:, None]
-    target = y_ptr + (row * width + unit * 16)[None, :] + j
-    y0, y1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
-    tl.store(target, y0, mask=inside)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
-    tl.store(target + 8, y1, mask=inside)
+        # load: x (16, TR * TB), zero outside
+        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+        j = tl.arange(0, 8)[:, None]
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+        # rotate: signs (fixed), 4 butterfly stages, 1/sqrt(16)
+        x = x * sign
+        x = tl.reshape(x, (16 * TR * TB,))
+        x = butterfly(x, 1 * TR * TB)
+        x = butterfly(x, 2 * TR * TB)
+        x = butterfly(x, 4 * TR * TB)
+        x = butterfly(x, 8 * TR * TB)
+        x = tl.reshape(x, (16, TR * TB)) * 0.25
+        x = round_bf16(x)
+
+        # store
+        x = to_bf16(x)
+        j = tl.arange(0, 8)[:, None]
+        target = y_ptr + (row * width + unit * 16)[None, :] + j
+        y0, y1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+        tl.store(target, y0, mask=inside)
+        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
+        tl.store(target + 8, y1, mask=inside)
