@@ -17,7 +17,7 @@ from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.quantize import INPUT, OUTPUT, Run
 from fp4.runtime.formats import E2M1_MAX
 from fp4.runtime.layout import ceil_div
-from fp4.runtime.spec import MXFP4, Rotation, SpecError
+from fp4.runtime.spec import MXFP4, Quantizer, Rotation, SpecError
 
 
 def maskable(q: Any) -> bool:
@@ -143,7 +143,7 @@ class _UnrotateRun(Run):
 
 def quantize(
     x: Tensor,
-    q: MXFP4,
+    q: Quantizer,
     *,
     rotation: Rotation | None = None,
     seed: Tensor | None = None,

@@ -160,5 +160,5 @@ def decoded(run: Run, dtype: torch.dtype, scaled: bool) -> tuple[Tensor, Tensor]
     assert q is not None
     codes, scales, tensor_scale = packed(run, False)
     factor = tensor_scale if scaled else None
-    operand = Packed(codes, scales, factor, q, run.width, torch.float32, transposed=False)
+    operand = Packed(codes, scales, factor, q, int(run.width), torch.float32, transposed=False)
     return decode(operand, dtype), tensor_scale

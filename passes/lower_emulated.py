@@ -113,14 +113,14 @@ def _rotate_back(graph: Graph, node: Node) -> None:
     node.replace_all_uses_with(build.call(fp4.unrotate_masked.default, gradient, mask, rotation, seed, site, columns, dtype))
 
 
-def _unrotated(node: Node, matrix: Any, amax: Any, masks: list[Node]) -> tuple[Any, Any, set[Node], str, Any, int]:
+def _unrotated(node: Node, matrix: Any, amax: Any, masks: list[Node]) -> tuple[Any, Any, set[Any], str, Any, int]:
     """The matrix below the rotation that only this quantize reads, its amax left to the kernel; those of its readers that the
     kernel replaces; the rotation, seed and site."""
     own_amax = isinstance(amax, Node) and amax.target is fp4.amax.default and set(amax.users) == {node}
     amax_matrix: Any = amax.args[0] if own_amax else None
     if own_amax and amax_matrix is matrix:
         amax = None  # the launcher's first kernel
-    readers = {node, *masks, *([node.args[1]] if own_amax else [])}
+    readers: set[Any] = {node, *masks, *([node.args[1]] if own_amax else [])}
     if not isinstance(matrix, Node) or matrix.target is not fp4.rotate.default or not set(matrix.users) <= readers:
         return matrix, amax, readers, "", None, 0
     source, rotation, seed, site = matrix.args

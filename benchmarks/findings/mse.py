@@ -55,6 +55,7 @@ ROWS = (
         QUARTET2,
         "their notebook corrects 128 elements at once, we each block of 16, as their kernels do",
     ),
+    Row("NVFP4 MS-EDEN posthoc, H128", fp4.NVFP4(rounding="ms_eden", posthoc=True), H128),
     Row("MXFP4 floor RNE", fp4.MXFP4()),
     Row("MXFP4 even RNE", fp4.MXFP4(scale_rule="even")),
     Row("MXFP4 uos RNE", fp4.MXFP4(scale_rule="uos")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -51,7 +53,7 @@ def unrotate_equal(
     mask = torch.randint(0, 256, (y.shape[0], -(-y.shape[1] // 32) * 4), generator=generator, dtype=torch.uint8)
     want = reference.unrotate(reference.apply_mask(y, mask) if masked else y, rotation, seed, site, columns, dtype)
     given = mask.to(device) if masked else None
-    draws = {"seed": seed.to(device), "site": site}
+    draws: dict[str, Any] = {"seed": seed.to(device), "site": site}
     return same_bits(masks.unrotate(on(device, y), rotation, columns=columns, dtype=dtype, mask=given, **draws).cpu(), want)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -63,7 +65,7 @@ def differences(
 
     given = factor.to(device) if scaled or source.has_outer_scale else None
     packed = kernels.Packed(codes.to(device), scales.to(device), given, source, columns, dtype, transposed)
-    draws = {"rotation": rotation, "seed": seed.to(device), "signs_site": site + 1}
+    draws: dict[str, Any] = {"rotation": rotation, "seed": seed.to(device), "signs_site": site + 1}
     found = []
 
     def check(name: str, equal: bool) -> None:

@@ -19,10 +19,10 @@ from tests.graphs import MLP, equal, evaluate, gaussians, ops, rewritten
 LOWER = LowerEmulated(device="cpu")
 
 
-def graphs(name: str, rows: int = 64) -> list[Graph]:
+def graphs(name: str, rows: int = 64, **options: bool) -> list[Graph]:
     """The forward and backward graph of the recipe."""
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    got = rewritten(MLP(), x, policy=fp4.recipe(name, keep_heads=False, high_precision_tail=0.0), autocast=True)
+    got = rewritten(MLP(), x, policy=fp4.recipe(name, keep_heads=False, high_precision_tail=0.0, **options), autocast=True)
     return [got.forward[0].graph, got.backward[0].graph]
 
 
@@ -53,9 +53,11 @@ def test_a_graph_on_another_device_is_left_alone() -> None:
         assert ops(same) == ops(graph)
 
 
-@pytest.mark.parametrize("name", [n for n in fp4.recipes() if n != "bf16"])
-def test_the_same_bits(name: str) -> None:
-    for graph in graphs(name, rows=40):
+@pytest.mark.parametrize(
+    ("name", "options"), [*((n, {}) for n in fp4.recipes() if n != "bf16"), ("quartet2", {"posthoc": True})]
+)
+def test_the_same_bits(name: str, options: dict[str, bool]) -> None:
+    for graph in graphs(name, rows=40, **options):
         _, new = lowered(graph)
         assert not ops(new)["fp4::quantize"]
         placeholders = graph.find_nodes(op="placeholder")

@@ -61,7 +61,7 @@ def test_what_is_clipped_counts_for_nothing() -> None:
 def test_a_quantizer_without_a_mask_is_an_error() -> None:
     for q in (NVFP4(), MXFP4(prescale=0.75)):
         with pytest.raises(SpecError, match="prescale 1"):
-            masks.quantize(gaussian(2, 32), q)  # type: ignore[arg-type]
+            masks.quantize(gaussian(2, 32), q)
     with pytest.raises(TypeError, match="bfloat16 or torch.float32"):
         masks.unrotate(gaussian(2, 32), Rotation(32), columns=32, dtype=torch.float16)
     mask = torch.zeros((2, 3), dtype=torch.uint8)

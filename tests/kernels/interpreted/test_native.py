@@ -22,6 +22,7 @@ QUANTIZERS = (
     NVFP4(block=(16, 16), four_six=True),
     NVFP4(four_six=True),
     NVFP4(rounding="ms_eden"),
+    NVFP4(rounding="ms_eden", posthoc=True),
     NVFP4(outer=128),
     MXFP4(),
 )
