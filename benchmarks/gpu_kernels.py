@@ -1,10 +1,10 @@
 """The generated quantize kernels on a CUDA GPU: equality with the oracle, and speed against a copy of as many bytes.
 
-    python benchmarks/gpu_kernels.py RESULT.json [equality] [speed]
+    python -m benchmarks.gpu_kernels RESULT.json [equality] [speed | usual]
 
 Equality: every quantizer of tests/runtime/cases.py and every operand of every recipe, on every kind of data there, odd shapes,
 strides and dtypes; the oracle runs on the CPU. Speed: GPU time of CUDA graphs of the kernel alone, the tensor amax given, bytes
-counted once; the copy is ``y.copy_(x)``. For each case the usual tile and the best of a few.
+counted once; the copy is ``y.copy_(x)``. For each case the usual tile and the best of a few; "usual": that tile alone.
 """
 
 from __future__ import annotations
@@ -213,6 +213,8 @@ def tiles(spec: KernelSpec) -> list[Tile]:
     usual = tile_of(spec, target_of(torch.device("cuda")))
     least_rows, least_units = spec.least_tile
     found = [usual]
+    if "usual" in sys.argv:
+        return found
     for rows, units, warps in BY_ROWS if spec.memory == "rows" else BY_COLUMNS:
         tile = Tile(max(rows, least_rows), max(units, least_units), warps)
         if tile not in found and 512 <= tile.rows * tile.units * spec.unit <= 32768:
@@ -381,7 +383,7 @@ def main() -> None:
                 ("beyond int32", beyond_int32),
                 ("equality", lambda: equality(pool)),
             ]
-        if "speed" in chosen:
+        if "speed" in chosen or "usual" in chosen:
             parts += [
                 ("host microseconds", host_microseconds),
                 ("speed", lambda: speed(pool, functools.partial(save, "speed"))),
