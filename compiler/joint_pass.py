@@ -18,6 +18,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
 from fp4.compiler import pipeline
+from fp4.compiler.explain import fx
 from fp4.compiler.pipeline import Context, Observer
 from fp4.compiler.policy import Policy
 from fp4.compiler.report import GraphReport, describe
@@ -68,9 +69,11 @@ class JointPass(CustomGraphPass):
         from fp4.passes import JOINT_PASSES
 
         context = self.context()
+        _trace_graph("captured", graph, self.inputs)
         pipeline.run(JOINT_PASSES, graph, context, self.observer)
         training = any("partitioner_tag" in node.meta for node in graph.nodes)
         report = describe(context, "training" if training else "inference", _target(graph, self.target), self.library)
+        _trace_graph("rewritten", graph, self.inputs)
         _trace(report)
         self.done(report)
         if self.strict and report.failures:
@@ -133,4 +136,13 @@ def _trace(report: GraphReport) -> None:
         "artifact",
         metadata_fn=lambda: {"name": "fp4_report", "encoding": "json"},
         payload_fn=lambda: json.dumps(asdict(report), indent=1),
+    )
+
+
+def _trace_graph(stage: str, graph: Graph, inputs: dict[int, Input]) -> None:
+    """The joint graph's code as an artifact of torch's structured trace; nothing is written where none is asked for."""
+    torch._logging.trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": f"fp4_{stage}", "encoding": "string"},
+        payload_fn=lambda: fx.code(graph, stage, inputs),
     )

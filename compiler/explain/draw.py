@@ -52,7 +52,7 @@ def draw(captured: Sequence[Captured], title: str, collapse: bool = True, layer:
     layer: only the module of that name.
     """
     scene = Scene(WIDTH, 0)
-    scene.add(_header(title, ExplainTable.of(captured)))
+    scene.add(_header(f"{title}: {layer}" if layer else title, ExplainTable.of(captured)))
     y: float = TOP
     for graph in captured:
         y = _Drawing(flow(graph, collapse, layer)).place(scene, y)

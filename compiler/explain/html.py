@@ -134,9 +134,11 @@ function marked(line, query) {
 }
 function show(pre, lines, other, kind, query) {
   const known = new Set(other.map((l) => l.trim())), out = [];
+  let within = false;  // a place that is searched for is shown whole
   for (const line of lines) {
-    if (query && !line.toLowerCase().includes(query)) continue;
-    const place = line.trim().startsWith("#");
+    const place = line.trim().startsWith("#"), hit = line.toLowerCase().includes(query);
+    if (place) within = hit;
+    if (!hit && !within) continue;
     const name = place ? "place" : known.has(line.trim()) ? "" : kind;
     out.push("<span class='" + name + "'>" + (marked(line, query) || " ") + "</span>");
   }
