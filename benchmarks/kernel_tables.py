@@ -1,4 +1,6 @@
-"""Every kernel of every recipe compiled for each architecture with no GPU, and inspected: results/kernels_TARGET.json.
+"""Every quantize kernel of every recipe compiled for each architecture with no GPU: results/kernels_TARGET.json.
+
+The matmuls are those of `blackwell_kernels`.
 
 python -m benchmarks.kernel_tables [TARGET ...]     compile, inspect, write
 python -m benchmarks.kernel_tables --docs           print the table of docs/kernels.md from what was written
@@ -13,7 +15,8 @@ from typing import Any
 
 import fp4
 from benchmarks.common import RESULTS
-from fp4.kernel_table import candidates, rows, versions
+from fp4.kernel_table import quantize_specs, rows, versions
+from fp4.kernels.compile import candidate
 from fp4.kernels.target import Target
 
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100a", "sm_103a", "sm_120a")
@@ -39,7 +42,7 @@ def path(target: str) -> Path:
 def measure(target: str) -> dict[str, Any]:
     """A target's figures, a list of FIELDS for each kernel."""
     where, kernels = Target(target), {}
-    for row in rows(candidates(list(fp4.recipes()), where), where):
+    for row in rows([candidate(spec, where) for spec in quantize_specs(fp4.recipes(), where)], where):
         kernels[row.kernel] = [getattr(row, field) for field in FIELDS]
         print(target, row.kernel, *kernels[row.kernel], flush=True)
     return {**versions(), "target": target, "run": "compiled and inspected, not run", "fields": FIELDS, "kernels": kernels}

@@ -233,7 +233,7 @@ helper(
 @triton.jit
 def drawn_code(x, word, SHIFT: tl.constexpr):
     """Up where the byte, added to the upper eight discarded bits, carries."""
-    a = tl.minimum(tl.abs(x), 6.0)
+    a = tl.where(tl.abs(x) < 6.0, tl.abs(x), 6.0)
     above = tl.where(a < 1.0, a + 1.0, a)  # below 1 the step is that of [1, 2)
     step = tl.where(a < 2.0, 0.5, tl.where(a < 4.0, 1.0, 2.0))
     fixed = tl.floor(tl.div_rn(above, step) * 256.0).to(tl.int32)
