@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fp4.kernels.tiles import Tile, tile_of
 
 # Elements that a thread may hold: below, threads idle; above, registers spill.
 FEWEST, MOST = 8, 128
-WARPS = (4, 8, 16)
+WARPS = (1, 2, 4, 8)
 Timer = Callable[[Tile], float]
 
 
@@ -46,7 +46,7 @@ def shape_class(rows: int, width: int) -> tuple[int, int]:
 
 
 def candidates(spec: KernelSpec, target: Target) -> list[Tile]:
-    """The usual tile, first, and its neighbours: half and twice the rows and units, 4 to 16 warps."""
+    """The usual tile, first, and its neighbours: half and twice the rows and units, 1 to 8 warps, as many turns."""
     usual = tile_of(spec, target)
     least_rows, least_units = spec.least_tile
     found = {usual: None}
@@ -55,7 +55,7 @@ def candidates(spec: KernelSpec, target: Target) -> list[Tile]:
             for warps in WARPS:
                 held = rows * units * spec.unit / (warps * 32)
                 if rows >= least_rows and units >= least_units and FEWEST <= held <= MOST:
-                    found[Tile(rows, units, warps)] = None
+                    found[replace(usual, rows=rows, units=units, warps=warps)] = None
     return list(found)
 
 
