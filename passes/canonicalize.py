@@ -1,4 +1,5 @@
-"""Equal views and casts of one tensor become one node; a batched product of batch 1 becomes ``mm``. Bitwise neutral.
+"""Equal views and casts of one tensor become one node; a batched product of batch 1, or with one repeated weight, becomes
+``mm``. Neutral but for the order of a sum.
 
 Why: q, k and v each make their own view (and, under autocast, their own cast) of one activation. One node means one
 quantized copy. Inductor turns batch-1 ``bmm`` (an einsum with a weight) into ``mm`` only after this pass has run.
@@ -37,6 +38,8 @@ class Canonicalize:
             if node.op == "call_function" and is_batch_of_one(node):
                 _to_mm(graph, node)
                 changed = True
+            elif node.op == "call_function" and node.target is aten.bmm.default:
+                changed |= _one_weight(graph, node)
         return _merge(graph) or changed
 
 
@@ -47,6 +50,34 @@ def _to_mm(graph: Graph, node: Node) -> None:
     product.meta = {**node.meta, "val": product.meta["val"]}
     node.replace_all_uses_with(build.call(aten.unsqueeze.default, product, 0))
     graph.erase_node(node)
+
+
+def _one_weight(graph: Graph, node: Node) -> bool:
+    """A batched product whose right operand repeats one matrix is a product with that matrix.
+
+    ``F.linear`` of a strided input and a frozen weight makes one.
+    """
+    left: Any = node.args[0]
+    right: Any = node.args[1]
+    swaps = right.target in (aten.permute.default, aten.transpose.int) and right.meta["val"].dim() == 3
+    inner = right.args[0] if swaps else right
+    while inner.target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
+        inner = inner.args[0]
+    shape = left.meta["val"].shape
+    if inner.target is not aten.expand.default or not all(isinstance(n, int) for n in shape):
+        return False
+    matrix = inner.args[0]
+    whole = right.meta["val"].shape
+    expected = (whole[2], whole[1]) if swaps else (whole[1], whole[2])
+    if matrix.meta["val"].dim() != 2 or tuple(matrix.meta["val"].shape) != expected:
+        return False
+    build = Builder(graph, node)
+    flat = build.call(aten.reshape.default, left, [shape[0] * shape[1], shape[2]])
+    product = build.call(aten.mm.default, flat, build.call(aten.permute.default, matrix, [1, 0]) if swaps else matrix)
+    product.meta = {**node.meta, "val": product.meta["val"]}
+    node.replace_all_uses_with(build.call(aten.view.default, product, [shape[0], shape[1], whole[2]]))
+    graph.erase_node(node)
+    return True
 
 
 def _merge(graph: Graph) -> bool:

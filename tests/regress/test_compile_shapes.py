@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fp4
-from tests.graphs import interpreted, step, unequal
+from tests.graphs import Captured, capturing, compiled, interpreted, step, unequal
 from tests.oracle_recipes import OracleModel
 
 ALL = fp4.recipe("nvfp4", keep_heads=False, high_precision_tail=0.0)
@@ -117,3 +117,29 @@ def test_a_transposed_weight_is_the_same_linear(style: str) -> None:
     found = interpreted(Transposed(one, style), x, ALL)
     assert torch.equal(found["output"], linear["output"])
     assert torch.equal(found["input"], linear["input"])
+
+
+@pytest.mark.parametrize("input_grad", [False, True])
+@pytest.mark.parametrize("shape", [(3, 15, 64), (2, 3, 15, 64)])
+def test_a_frozen_weight_and_a_strided_batch(shape: tuple[int, ...], input_grad: bool) -> None:
+    """``F.linear`` makes a batched product of these, with the weight repeated: found by fuzzing."""
+
+    class Every(One):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.f(x[..., ::2])
+
+    model = Every(32, 48, bias=False)
+    model.f.requires_grad_(False)
+    x = torch.randn(shape, requires_grad=input_grad)
+    oracle = OracleModel(copy.deepcopy(model), ["f"], ())
+    torch._dynamo.reset()
+    with capturing(Captured()):
+        ours = compiled(model, policy=ALL)(x)
+        assert torch.equal(ours, oracle(x))
+        if input_grad:
+            torch.manual_seed(3)
+            (first,) = torch.autograd.grad(compiled(model, policy=ALL)(x).sum(), x)
+            torch.manual_seed(3)
+            (second,) = torch.autograd.grad(oracle(x).sum(), x)
+            assert torch.equal(first, second)
+    assert fp4.report(model).graphs[0].unknown == {}
