@@ -120,6 +120,16 @@ def pictures(model: Any, batch: Any) -> None:
     save(measured.plot_scales(only="model.layers.1.self_attn.*"), "measure_scales")
 
 
+def totals(candidates: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Sums of the effects of the GEMMs quantized alone, by role: does the whole measure what its parts add up to?"""
+    found: dict[str, dict[str, float]] = {}
+    for c in candidates:
+        into = found.setdefault(c["gemms"][0], dict.fromkeys(("loss", "error", "bias"), 0.0))
+        for key in into:
+            into[key] += c["effects"]["policy"][key]
+    return found
+
+
 def _costs(candidates: list[Candidate]) -> Iterator[tuple[tuple[str, str], float]]:
     return (((c.linear, c.gemms[0]), c.cost) for c in sorted(candidates, key=lambda c: (c.linear, c.gemms)))
 
@@ -205,6 +215,7 @@ def main(folder: str) -> None:
         "setting": __doc__,
         "tokens": f"4 x 128 a batch; ranked on {RANKED} training batches, measured on {HELD_OUT} held-out batches",
         "suggestion": suggestion.to_dict(),
+        "alone, summed": totals(suggestion.to_dict()["candidates"]),
         "policies": entries,
         "training": {},
     }
