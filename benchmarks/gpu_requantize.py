@@ -140,7 +140,18 @@ def equality(pool: Any) -> dict[str, Any]:
 
 # -- speed
 
-TILES = ((64, 8, 4), (128, 8, 4), (64, 8, 2), (32, 8, 2), (32, 8, 4), (128, 8, 8), (128, 4, 4), (64, 4, 4), (256, 4, 8))
+# Rows, units, warps and turns of the tiles tried.
+TILES = (
+    (16, 8, 1, 1),
+    (16, 8, 2, 4),
+    (32, 8, 1, 4),
+    (32, 8, 2, 1),
+    (64, 8, 4, 1),
+    (128, 8, 4, 1),
+    (64, 4, 2, 4),
+    (64, 2, 1, 4),
+    (256, 4, 8, 1),
+)
 
 
 def packed_operand(source: Quantizer, shape: tuple[int, int]) -> kernels.Packed:
@@ -192,8 +203,8 @@ def launcher(run: kernels.PackedRun, how: dict[str, Any]) -> tuple[Any, Callable
 def tiles(spec: Any, target: Any) -> list[Tile]:
     least_rows, least_units = spec.least_tile
     found = [tile_of(spec, target)]
-    for rows, units, warps in TILES:
-        tile = Tile(max(rows, least_rows), max(units, least_units), warps)
+    for rows, units, warps, turns in TILES:
+        tile = Tile(max(rows, least_rows), max(units, least_units), warps, turns)
         if tile not in found:
             found.append(tile)
     return found
@@ -332,14 +343,14 @@ def speed(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
                         entry.setdefault("failed", {})[f"{kind} {tile}"] = f"{type(error).__name__}: {str(error)[:200]}"
                         continue
                     share = round(moved / seconds / copy, 3)
-                    found.append([tile.rows, tile.units, tile.warps, share, compiled.n_regs, compiled.n_spills])
+                    found.append([tile.rows, tile.units, tile.warps, tile.turns, share, compiled.n_regs, compiled.n_spills])
                     if i == 0:
                         usual[kind] = seconds
                     best[kind] = min(seconds, best.get(kind, seconds))
                 entry[kind] = {
-                    "usual, of copy": found[0][3] if found else None,
+                    "usual, of copy": found[0][4] if found else None,
                     "usual, microseconds": usual.get(kind, 0.0) * 1e6,
-                    "rows, units, warps, of copy, registers, spills": found,
+                    "rows, units, warps, turns, of copy, registers, spills": found,
                 }
                 save(result)
             for kind in ("packed", "decoded"):

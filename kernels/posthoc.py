@@ -77,7 +77,9 @@ def second_source(q: NVFP4, swizzled: bool, located: bool) -> str:
     functions = "\n\n\n".join(HELPERS[name] for name in used(helpers))
     kernel = f"""
 @triton.jit(do_not_specialize=['site', 'rows'])
-def kernel(wide_ptr, wide_amax_ptr, scales_ptr, tensor_scale_ptr, seed_ptr, rows, units, site, N: tl.constexpr):
+def kernel(
+    wide_ptr, wide_amax_ptr, scales_ptr, tensor_scale_ptr, seed_ptr, rows, units, site, N: tl.constexpr, FOURS: tl.constexpr
+):
     tensor_scale = tl.load(wide_amax_ptr) * {1 / (top * E4M3_HEADROOM_MAX / E4M3_MAX)!r}
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
     # four scales a thread at a time: one counter's words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.packed import PackedSpec
+from fp4.kernels.packed import CODES, PackedSpec
 from fp4.kernels.target import INTERPRETER, Target
 from fp4.runtime.spec import MXFP4, MXFP8, NVFP4
 
@@ -26,16 +26,22 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     if target.name == INTERPRETER:
         return Tile(max(least_rows, 64), max(least_units, 16), 1)
     if isinstance(spec, PackedSpec) and spec.memory == "columns":
-        # A thread holds 64 elements of one row, or 128 where little else is in registers.
-        units = max(least_units, 4)
-        held = 128 if spec.output == "amax" else 64
-        rows = max(least_rows, 32, held * 128 // (units * spec.unit))
-        return Tile(rows, units, 8 if rows * units * spec.unit > 16384 else 4, 1)
+        return _of_words(spec)
     rows, units, warps, turns = _measured(spec)
     rows, units = max(rows, least_rows), max(units, least_units)
     while rows * units * spec.unit > 64 * 32 * warps:
         warps *= 2  # at most 64 elements a thread, what its registers hold
     return Tile(rows, units, warps, turns)
+
+
+def _of_words(spec: PackedSpec) -> Tile:
+    """A thread holds 64 elements; one warp all the units that are rotated together where they are many."""
+    least_rows, least_units = spec.least_tile
+    units, warps = max(least_units, 4), 1 if least_units > 4 else 4
+    rows = max(least_rows, CODES, 64 * 32 * warps // (units * spec.unit))
+    while rows * units * spec.unit > 64 * 32 * warps:
+        warps *= 2
+    return Tile(rows, units, warps, 1 if warps > 1 else 4)
 
 
 def _measured(spec: KernelSpec) -> tuple[int, int, int, int]:

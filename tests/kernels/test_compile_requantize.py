@@ -59,7 +59,7 @@ def test_codes_are_read_as_words() -> None:
     """A word of eight codes a load, and as many loads of scales: an eighth of the elements a thread holds, times two."""
     spec = SPECS["quartet2 amax"]
     compiled = compile_kernel(spec, Target("sm_90"))
-    assert compiled.count("LDG") <= 2 * 128 // 8 + 2  # 128 elements a thread, and the seed
+    assert compiled.count("LDG") <= 2 * 64 // 8 + 2  # 64 elements a thread, and the seed
 
 
 def second(target: str, swizzled: bool) -> Compiled:
