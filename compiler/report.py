@@ -178,7 +178,8 @@ class Registry:
         self._called.clear()
 
     def find(self, model: torch.nn.Module) -> Report:
-        own = {id(p) for p in model.parameters()}
+        gathered = _gathered(model)
+        own = {id(p) for p in model.parameters()} | set(gathered)
         graphs: list[GraphReport] = []
         seen = {i for i, r in self._called.items() if r() is not None}
         for report, refs in self._entries:
@@ -186,7 +187,21 @@ class Registry:
             if ids & own:
                 graphs.append(report)
                 seen |= ids
+        seen |= {sharded for whole, sharded in gathered.items() if whole in seen}
         return Report(graphs, list(_uncaptured(model, seen)))
+
+
+def _gathered(model: torch.nn.Module) -> dict[int, int]:
+    """FSDP2: the parameter that a graph reads, gathered -> the sharded one that the model shows."""
+    found = {}
+    for module in model.modules():
+        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        groups = getattr(state, "_fsdp_param_groups", None) or filter(None, [getattr(state, "_fsdp_param_group", None)])
+        for group in groups:
+            for p in group.fsdp_params:
+                if (whole := getattr(p, "_unsharded_param", None)) is not None:
+                    found[id(whole)] = id(p.sharded_param)
+    return found
 
 
 def _uncaptured(model: torch.nn.Module, seen: set[int]) -> Iterator[str]:
