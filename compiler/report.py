@@ -195,7 +195,8 @@ def _gathered(model: torch.nn.Module) -> dict[int, int]:
     """FSDP2: the parameter that a graph reads, gathered -> the sharded one that the model shows."""
     found = {}
     for module in model.modules():
-        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        get: Any = getattr(module, "_get_fsdp_state", None)
+        state = get() if get else None
         groups = getattr(state, "_fsdp_param_groups", None) or filter(None, [getattr(state, "_fsdp_param_group", None)])
         for group in groups:
             for p in group.fsdp_params:

@@ -77,8 +77,8 @@ class Linear:
 
     def where(self, role: Role, operand: int) -> Where:
         """What this rank's operand of a GEMM is of the whole one."""
-        rows, columns = DIMENSIONS[role][operand]
-        return Where(self.shards.get(rows, ()), self.shards.get(columns, ()))
+        dimensions = DIMENSIONS[role][operand]
+        return Where(*(self.shards.get(d, ()) for d in dimensions))
 
 
 @dataclass(frozen=True)

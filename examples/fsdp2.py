@@ -37,12 +37,10 @@ def build(width: int = 128) -> nn.Sequential:
 
 
 def main() -> None:
-    for name, alone in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29531"}.items():
-        os.environ.setdefault(name, alone)
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group()
+    dist.init_process_group(**({} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}))
     torch.manual_seed(0)
     torch.set_default_device(device)
     model = build()

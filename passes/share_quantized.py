@@ -55,7 +55,7 @@ def _untranspose(graph: Graph, node: Node) -> bool:
                 graph.erase_node(user)
         if index == 2:
             getitem.replace_all_uses_with(new[2])
-    dead_amax = [amax, *(amax.all_input_nodes if reduced else [])] if isinstance(amax, Node) else []  # type: ignore[union-attr]
+    dead_amax = [amax, *(amax.all_input_nodes if reduced else [])] if isinstance(amax, Node) else []
     for dead in [*node.users, node, *dead_amax]:
         if not dead.users:
             graph.erase_node(dead)

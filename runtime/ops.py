@@ -229,7 +229,7 @@ _OPS: tuple[tuple[str, str, Any, Any], ...] = (
 
 def _seed(device: torch.device, groups: Sequence[str] | None = None) -> Tensor:
     seed = torch.randint(0, 2**31 - 1, (1,), dtype=torch.int64, device=device)
-    dist = torch.distributed
+    dist: Any = torch.distributed
     if dist.is_available() and dist.is_initialized():
         seed = rng.reseed(seed, dist.get_rank())
         for group in groups or ():

@@ -7,6 +7,7 @@ and a Triton kernel of any tile size draw the same word for the same element.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,8 @@ def locate(seed: Tensor, rows: int | torch.SymInt, row: int, columns: int, colum
     whole's `columns`. Holds the seed, the whole's columns, and the linear index of the part's first element.
     """
     i = torch.arange(3, dtype=torch.int64, device=seed.device)
-    return torch.where(i == 0, seed, torch.where(i == 1, columns, rows * (row * columns) + column))
+    first: Any = rows * (row * columns) + column
+    return torch.where(i == 0, seed, torch.where(i == 1, columns, first))
 
 
 def words(
@@ -95,7 +97,8 @@ def _draws(
     located = seed.numel() == 3 and stream != STREAM_SIGNS
     if located:
         columns, first = seed[1] // unit, seed[2] // unit
-        row = torch.arange(shape[0], dtype=torch.int64, device=device).unsqueeze(1)
+        height: Any = shape[0]
+        row = torch.arange(height, dtype=torch.int64, device=device).unsqueeze(1)
         counters = torch.arange((shape[1] + each - 1) // each, dtype=torch.int64, device=device)
         index = ((row * columns + first) // each + counters).reshape(-1)
     else:

@@ -16,6 +16,7 @@ from tests.distributed import setups
 from tests.distributed.ranks import on_ranks
 from tests.distributed.setups import METHODS, Size
 from tests.graphs import Captured, capturing, unequal
+from tests.graphs import compiled as compiled_by
 
 SIZE = Size()
 STEPS = 4
@@ -177,7 +178,7 @@ def pipeline() -> dict[str, Tensor]:
     rank = dist.get_rank()
     stage = Stage(rank)
     with interpreted():
-        compiled: Any = torch.compile(stage, backend="fp4", options={"policy": POLICY})
+        compiled: Any = compiled_by(stage, policy=POLICY)
         pipe = ScheduleGPipe(PipelineStage(compiled, rank, 2, torch.device("cpu")), 4, loss_fn=squares, scale_grads=False)
         x, target = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(2))
         if rank == 0:
@@ -195,14 +196,14 @@ def test_pipeline_stages() -> None:
     stages = [Stage(0), Stage(1)]
     x, target = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(2))
     with interpreted():
-        compiled = [torch.compile(s, backend="fp4", options={"policy": POLICY}) for s in stages]
+        compiled = [compiled_by(s, policy=POLICY) for s in stages]
         for x_, target_ in zip(x.chunk(4), target.chunk(4), strict=True):
             squares(compiled[1](compiled[0](x_)), target_).backward()
     for stage, got in zip(stages, ranks, strict=True):
         assert unequal({n: p.grad for n, p in stage.named_parameters() if p.grad is not None}, got) == []
 
 
-def generated(recipe: str) -> dict[str, Any]:
+def generated(recipe: str) -> dict[tuple[str, str], dict[str, Any]]:
     """Tensor and data parallelism by Inductor's code, and op by op."""
     from tests.distributed.test_one_device import Pair, data
 
@@ -223,7 +224,7 @@ def generated(recipe: str) -> dict[str, Any]:
                 x, dy = data()
                 leaf = x.requires_grad_()
                 torch.manual_seed(5)
-                y = torch.compile(model, backend="fp4", options=settings)(leaf)
+                y = compiled_by(model, **settings)(leaf)
                 y.backward(dy)
             found[case, way] = {"y": y.detach(), "x": leaf.grad} | {
                 n: setups.whole(p.grad) for n, p in model.named_parameters()
@@ -242,11 +243,11 @@ def test_generated_code_is_what_the_graphs_say(recipe: str) -> None:
 def whole_model() -> dict[str, Any]:
     """DDP over a model compiled whole, whose graph DDPOptimizer cuts at the buckets."""
     torch._dynamo.reset()
-    dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 14  # type: ignore[attr-defined]
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 14
     got = Captured()
     with capturing(got):
         model = nn.parallel.DistributedDataParallel(nn.Sequential(Stage(0), Stage(1)), bucket_cap_mb=0.03)
-        compiled: Any = torch.compile(model, backend="fp4", options={"policy": POLICY, "batch_group": "world"})
+        compiled: Any = compiled_by(model, policy=POLICY, batch_group="world")
         x = torch.randn(128, 64, generator=torch.Generator().manual_seed(2)).chunk(2)[dist.get_rank()]
         compiled(x).square().sum().backward()
     grads = {n.removeprefix("module."): p.grad for n, p in model.named_parameters()}
@@ -263,7 +264,7 @@ def test_ddp_around_a_model_compiled_whole() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(Stage(0), Stage(1))
     with interpreted():
-        compiled: Any = torch.compile(model, backend="fp4", options={"policy": POLICY})
+        compiled: Any = compiled_by(model, policy=POLICY)
         (compiled(torch.randn(128, 64, generator=torch.Generator().manual_seed(2))).square().sum() / 2).backward()
     one = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     assert off(one, first["gradients"]) < 1e-6
