@@ -23,7 +23,7 @@ from fp4.compiler.graph import COPIES, VIEWS
 from fp4.compiler.report import LinearReport
 
 fp4 = torch.ops.fp4
-RESULTS = (fp4.mm.default, fp4.unrotate.default, fp4.apply_mask.default)
+RESULTS = (fp4.mm.default, fp4.grouped_mm.default, fp4.unrotate.default, fp4.apply_mask.default)
 TRANSPARENT = frozenset({operator.getitem, *VIEWS, *COPIES})
 
 

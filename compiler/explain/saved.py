@@ -19,7 +19,9 @@ from fp4.compiler.sites import OPERANDS, ROLES, input_index
 
 fp4 = torch.ops.fp4
 PREPARATION = frozenset({operator.getitem, *VIEWS, *COPIES})
-PRODUCTS = (aten.mm.default, aten.addmm.default, fp4.mm.default)
+TAKES_BIAS_FIRST = (aten.mm.default, aten.addmm.default)
+GROUPED = fp4.grouped_mm.default
+PRODUCTS = (*TAKES_BIAS_FIRST, fp4.mm.default, GROUPED, aten._grouped_mm.default)
 PARTS = {0: "codes", 1: "scales", 2: "tensor scale"}
 
 
@@ -66,7 +68,7 @@ def _base(node: Node) -> Node:
 
 def operand_sources(node: Node, operand: int) -> Iterator[Node]:
     """What an operand of a product is prepared from: back through decode, quantize, rotation, views and casts, all included."""
-    argument = node.args[operand] if node.target is fp4.mm.default else node.args[-2:][operand]
+    argument = (node.args[-2:] if node.target in TAKES_BIAS_FIRST else node.args)[operand]
     stack, seen = [argument], set()
     while stack:
         at: Any = stack.pop()
@@ -155,7 +157,8 @@ def _readers(captured: Captured, nodes: Any) -> dict[str, list[tuple[str, str, s
         if mark is None or gemm is None:
             continue
         for operand, letter in enumerate(OPERANDS[gemm.role]):
-            for source in operand_sources(node, gemm.slot(operand)):
+            slot = operand if node.target is GROUPED else gemm.slot(operand)
+            for source in operand_sources(node, slot):
                 reader = (*mark, letter)
                 if source.op == "placeholder" and reader not in found[source.name]:
                     found[source.name].append(reader)

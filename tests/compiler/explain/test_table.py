@@ -9,8 +9,10 @@ import re
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor, nn
 
 import fp4
+from fp4.compiler.explain import mlir
 from fp4.compiler.explain.repeats import runs
 from fp4.compiler.explain.table import HEADINGS, amount
 from tests.graphs import MLP
@@ -90,3 +92,22 @@ def test_amounts() -> None:
         "3 GiB",
         "5,120 GiB",
     ]
+
+
+def test_experts_of_a_grouped_product() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(torch.empty(4, 64, 96, dtype=torch.bfloat16))
+
+        def forward(self, x: Tensor, offs: Tensor) -> Tensor:
+            return torch._grouped_mm(x, self.up, offs)
+
+    x = torch.empty(32, 64, dtype=torch.bfloat16, requires_grad=True)
+    e = fp4.explain(Experts(), x, torch.empty(4, dtype=torch.int32), policy=fp4.Policy("all", fp4.recipe("nvfp4").precision))
+    (row,) = e.table().graphs[0][1]
+    assert row.report.name == "up"
+    assert [t.kind for t in row.saved["dgrad"] if t.readers == [("up", "dgrad", "W")]] == ["parameter"]
+    assert [t.kind for t in row.saved["wgrad"] if t.readers == [("up", "wgrad", "X")]] == ["input"]
+    assert "up" in e.graph()[0]
+    mlir.parse(e.mlir())
