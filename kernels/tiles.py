@@ -35,9 +35,10 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
 
 
 def _of_words(spec: PackedSpec) -> Tile:
-    """A thread holds 64 elements; one warp all the units that are rotated together where they are many."""
+    """A thread holds 64 elements; where many units are rotated together, one warp holds them (not for an amax, for which ptxas
+    then takes a stack on sm_100a)."""
     least_rows, least_units = spec.least_tile
-    units, warps = max(least_units, 4), 1 if least_units > 4 else 4
+    units, warps = max(least_units, 4), 1 if least_units > 4 and spec.output != "amax" else 4
     rows = max(least_rows, CODES, 64 * 32 * warps // (units * spec.unit))
     while rows * units * spec.unit > 64 * 32 * warps:
         warps *= 2
