@@ -51,7 +51,7 @@ def test_nothing_spills_and_nothing_is_approximate(name: str, target: str) -> No
 
 
 def test_what_is_masked_stays_in_registers() -> None:
-    """Rotation, quantizer and mask of a unit are one thread's, or go from thread to thread: shared memory sees codes at most."""
+    """Rotation, quantizer and mask of a unit are one thread's, or shuffled: shared memory sees codes at most."""
     for name in ("mask", "rotate back"):
         compiled, tile = compile_kernel(SPECS[name], Target("sm_90")), tile_of(SPECS[name], Target("sm_90"))
         assert compiled.shared <= tile.rows * tile.units * 8
