@@ -37,14 +37,16 @@ def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
     for name in recipes:
         policy = describe(name).policy
         for precision in (policy.precision, *(phase.precision for _, phase in policy.phases)):
-            saved = {"dgrad": precision.fprop and precision.fprop.second, "wgrad": precision.fprop and precision.fprop.first}
+            fprop, saved = precision.fprop, dict[str, Quantizer | None]()
+            if fprop is not None:
+                saved = {"dgrad": fprop.second.quantizer, "wgrad": fprop.first.quantizer}
             for gemm, operands in precision.gemms().items():
                 if operands is None:
                     continue
                 for operand, memory in zip((operands.first, operands.second), MEMORY[gemm], strict=True):
                     if operand.quantizer is None:
                         continue
-                    forward = saved[gemm].quantizer if operand.source == "forward" and saved[gemm] else None
+                    forward = saved.get(gemm) if operand.source == "forward" else None
                     read = {"memory": memory, "source": forward} if forward and readable(forward) else {"memory": memory}
                     found.update(dict.fromkeys(_operand_specs(operand.quantizer, operands.rotation, target, read)))
                     if operand.clip_gradient:

@@ -66,7 +66,7 @@ def differences(
     want = reference.quantize(rotated, q, amax_, seed_, site, native_draws)
     columns = rotated.shape[1]
     given: dict[str, Any] = {"amax": amax, "rotation": rotation, "seed": seed, "site": site}
-    drawn = {"native_draws": native_draws}
+    drawn: dict[str, Any] = {"native_draws": native_draws}
     found = []
 
     def check(name: str, equal: bool) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from fp4.kernels import quantize as kernels
+from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.target import Target
 from fp4.kernels.tiles import Tile, tile_of
 from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation
 from tests.runtime.cases import gaussian, same_bits
@@ -29,13 +32,13 @@ def test_tiles(q: Quantizer, rotation: Rotation | None, monkeypatch: pytest.Monk
     x, seed = gaussian(70, 300), torch.tensor([5])
 
     def results() -> list[torch.Tensor]:
-        given = {"rotation": rotation, "seed": seed, "site": 3}
+        given: dict[str, Any] = {"rotation": rotation, "seed": seed, "site": 3}
         return [*kernels.quantize(x, q, **given), kernels.fake_quantize(x, q, **given)[0]]
 
     want = results()
     for change in ({"rows": 32}, {"units": 4}, {"rows": 128, "units": 32}):
 
-        def tile(spec, target, change=change) -> Tile:
+        def tile(spec: KernelSpec, target: Target, change: dict[str, int] = change) -> Tile:
             least = dict(zip(("rows", "units"), spec.least_tile, strict=True))
             return dataclasses.replace(tile_of(spec, target), **{k: max(v, least[k]) for k, v in change.items()})
 
