@@ -417,4 +417,4 @@ def _is_frozen(value: Any) -> bool:
 
 
 for _value in (Operand, GemmPrecision, LinearPrecision, LinearSite, Rule, Policy):
-    _value.__setattr__ = _value.__delattr__ = _immutable  # type: ignore[assignment, method-assign]
+    _value.__setattr__ = _value.__delattr__ = _immutable  # type: ignore[method-assign]

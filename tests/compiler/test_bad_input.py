@@ -139,7 +139,7 @@ def test_mlir_without_torch_mlir(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_training_without_a_package(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fp4.train import settings
 
-    find: Callable[..., Any] = importlib.util.find_spec  # type: ignore[attr-defined]
+    find: Callable[..., Any] = importlib.util.find_spec
     monkeypatch.setattr(settings.importlib.util, "find_spec", lambda name: None if name == missing else find(name))
     from fp4.cli import app
 

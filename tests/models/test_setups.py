@@ -135,7 +135,7 @@ class Frozen(Model):
     def __init__(self) -> None:
         super().__init__()
         self.blocks[0].requires_grad_(False)
-        self.blocks[1].b.weight.requires_grad_(False)
+        self.blocks[1].get_parameter("b.weight").requires_grad_(False)
 
 
 def test_frozen_layers() -> None:
@@ -238,14 +238,15 @@ def test_files_know_nothing_of_the_backend(tmp_path: Path) -> None:
         other.load_state_dict(safetensors.load_file(tmp_path / "model.safetensors"))
         for again in (loaded, other):
             torch._dynamo.reset()
-            run = torch.compile(again, backend="fp4", options={"policy": ALL, "inductor": USUAL})
+            run = compiled(again, policy=ALL, inductor=USUAL)
             assert unequal(_gradients(again, run, data()), first) == []
     assert not any("fp4" in line for line in str(other.state_dict()).splitlines())
 
 
 def test_the_compiled_wrapper_loads_into_the_plain_model(tmp_path: Path) -> None:
     model = Model()
-    torch.save(torch.compile(model, backend="fp4").state_dict(), tmp_path / "state.pt")
+    wrapper: Any = torch.compile(model, backend="fp4")
+    torch.save(wrapper.state_dict(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt")
     assert list(state) == [f"_orig_mod.{n}" for n in model.state_dict()]  # torch.compile's own prefix, for any backend
 
