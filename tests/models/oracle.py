@@ -49,6 +49,8 @@ class Calls:
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             x, w, b = x.to(dtype), w.to(dtype), b.to(dtype) if b is not None else None
+        if b is not None and x.dim() > 2 and not x.is_contiguous():  # F.linear adds the bias after the product here
+            return self.apply(x, w, None, index) + b
         return self.apply(x, w, b, index)
 
     def conv1d(self, bias: Tensor, x: Tensor, w: Tensor) -> Tensor:
