@@ -157,6 +157,10 @@ def fp4(
     a device or a version of PyTorch.
     """
     check_torch()
+    # A graph from the compile cache calls the kernels' ops, and no pass has run that would have registered them.
+    import fp4.kernels.matmul_ops
+    import fp4.kernels.ops  # noqa: F401
+
     read = Options.read(options, mode)
     policy = read.resolved()
     check_devices(example_inputs)

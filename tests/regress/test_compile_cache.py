@@ -32,7 +32,10 @@ if sys.argv[1] == "kept":
     policy = policy.with_rules(fp4.keep("b"))
 if sys.argv[1] == "nearest":
     policy = fp4.recipe("nvfp4", keep_heads=False, high_precision_tail=0.0, gradient_rounding="nearest")
-compiled = torch.compile(model, backend="fp4", options={"policy": policy})
+options = {"policy": policy}
+if sys.argv[1] == "lowered":
+    options["target"] = "sm_100a"
+compiled = torch.compile(model, backend="fp4", options=options)
 found = step(model, compiled, x)
 report = fp4.report(model)
 print(json.dumps({
@@ -135,3 +138,24 @@ def test_the_real_sources_are_hashed() -> None:
     source_digest()
     hashed = {path.parent.name for path in joint_pass._hashed if path.is_relative_to(joint_pass._ROOT)}
     assert {"compiler", "passes", "recipes", "runtime"} <= hashed
+
+
+@pytest.mark.slow
+def test_a_cached_graph_finds_the_ops_of_the_kernels(tmp_path: Path) -> None:
+    """On a GPU a graph calls ops that a pass registered; a hit in another process runs no pass."""
+    first, again = run("lowered", tmp_path), run("lowered", tmp_path)
+    assert (first["misses"], again["hits"], again["misses"]) == (1, 1, 0)
+    assert again["bits"] == first["bits"]
+
+
+def test_the_backend_registers_the_ops_of_the_kernels() -> None:
+    script = """
+import torch
+from fp4.compiler import backend
+backend.compile_with = lambda read, joint, gm, inputs: gm
+assert not hasattr(torch.ops.fp4, "rotate_quantize")
+torch.compile(torch.nn.Linear(16, 16), backend=backend.fp4)(torch.randn(2, 16))
+assert hasattr(torch.ops.fp4, "rotate_quantize") and hasattr(torch.ops.fp4, "scaled_mm")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
