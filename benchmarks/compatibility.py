@@ -188,7 +188,9 @@ NOTES = """
   of its own. Group sizes are read on the host. X is saved for backward as the model has it, not as codes.
 - With mode "lite" Inductor hands the passes a graph without names of modules and sequence numbers. Linears that read one
   activation are then told apart by their gradients; where that is impossible the products are counted in the report.
-- AOTInductor compiles what torch.export captured and asks no backend: the package computes in high precision (a slow test).
+- AOTInductor compiles what torch.export captured and asks no backend of torch.compile, so its package computes in high
+  precision (`tests/models/test_setups.py` has a slow test of it, not in this table).
+- Each version ran a part of the tests within a time limit: an empty cell is no failure. PyTorch 2.15 has not been tried.
 - CUDA graphs, two GPUs and Inductor's generated code on a GPU have scripts and results of their own ([kernels.md](kernels.md)).
 """
 
