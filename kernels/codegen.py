@@ -9,19 +9,15 @@ a transpose.
 from __future__ import annotations
 
 import math
-import struct
 
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.native import NativeRounding
 from fp4.kernels.posthoc import first_pass
+from fp4.kernels.scales import ScaleRules
 from fp4.kernels.target import INTERPRETER, Target, TargetError
-from fp4.runtime.formats import E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
-from fp4.runtime.reference import MX_CARRY, TOP_EXPONENT
-from fp4.runtime.rng import STREAM_ELEMENT, STREAM_SCALE, STREAM_SIGNS
-from fp4.runtime.rounding import ELEMENT_MAX, nan_code
+from fp4.kernels.writer import INF_BITS, f32
+from fp4.runtime.rng import STREAM_SIGNS
+from fp4.runtime.rounding import nan_code
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4
-
-INF_BITS = "0x7F800000"
 
 
 def source(spec: KernelSpec, target: Target) -> str:
@@ -41,12 +37,7 @@ def source(spec: KernelSpec, target: Target) -> str:
     return kernel.module(kernel.title())
 
 
-def f32(value: float) -> str:
-    """The literal of `value` rounded to FP32."""
-    return repr(struct.unpack("f", struct.pack("f", value))[0])
-
-
-class Kernel(NativeRounding):
+class Kernel(ScaleRules):
     """The kernel, from load to store."""
 
     def body(self) -> None:
@@ -167,18 +158,6 @@ class Kernel(NativeRounding):
             self.once(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :, None], {shape}), ({u}, TR * TB))")
         self.add("x = x * sign")
 
-    def seed(self) -> None:
-        if "seed_ptr" not in self.pointers:
-            self.once(f"seed = tl.load({self.pointer('seed_ptr')}).to(tl.uint32)")
-
-    def located(self, index: str, row: str, column: str, unit: int) -> str:
-        """The index of an element (`unit` = 1) or block in the matrix that the operand is a part of; `index` without one."""
-        if not self.spec.located:
-            return index
-        seed = self.pointer("seed_ptr")
-        self.once(f"whole, first = tl.load({seed} + 1) // {unit}, tl.load({seed} + 2) // {unit}")
-        return f"{row} * whole + first + {column}"
-
     def store_amax(self) -> None:
         self.section("the largest finite magnitude: as integers, magnitudes have the same order")
         self.once("largest = tl.zeros((TR * TB,), tl.int32)")
@@ -220,200 +199,6 @@ class Kernel(NativeRounding):
             self.store_codes(8 if q.packed else 16)
         else:
             self.decode()
-
-    # -- elements
-
-    def elements(self, scaled: str) -> None:
-        """`value` (magnitude) and `code` of each element, of an expression for the scaled tile."""
-        q = self.spec.quantizer
-        assert q is not None
-        if q.element_dtype != "e2m1":
-            self.add(f"value, code = {self.round_exmy(f'tl.abs({scaled})', q.element_dtype)}")
-            self.add("code = code | (bits(x) >> 24) & 0x80")
-            return
-        if self.native:
-            self.native_codes(scaled)
-            if self.spec.output == "decoded":
-                self.native_values()
-            return
-        if q.rounding == "stochastic":
-            self.draws()
-            self.add(f"value, code = {self.call('round_e2m1_stochastic')}(tl.abs({scaled}), draw)")
-        else:
-            self.add(f"value, code = {self.call('round_e2m1')}(tl.abs({scaled}))")
-        self.add("code = code | (bits(x) >> 28) & 8")
-
-    def draws(self) -> None:
-        """`draw`: 16 random bits of each element, of its index in the operand."""
-        self.seed()
-        self.scalar("site")
-        u, tail = self.spec.unit, f"{STREAM_ELEMENT}, seed, site.to(tl.uint32)"
-        first = self.located(f"row * width + unit * {u}", "row", f"unit * {u}", 1)
-        if self.spec.aligned:
-            self.add(f"draw = {self.call('element_draws')}({first}, {tail}, {u})")
-        else:
-            self.add(f"draw = {self.call('any_draws')}(({first})[None, :] + k, {tail})")
-
-    def round_exmy(self, value: str, name: str, word: str | None = None) -> str:
-        """The call that rounds magnitudes to a format."""
-        _, mantissa, bias, top = SCALE_FORMATS[name]
-        if name == "e8m0":
-            return f"{self.call('round_e8m0')}({value}, {f32(top)})"
-        if word is None:
-            return f"{self.call('round_exmy')}({value}, {mantissa}, {bias}, {f32(top)})"
-        return f"{self.call('round_exmy_stochastic')}({value}, {word}, {mantissa}, {bias}, {f32(top)})"
-
-    # -- scale rules: `s` and `scale_code` of each block, `value` and `code` of each element
-
-    def nvfp4(self, q: NVFP4) -> None:
-        if q.rounding == "ms_eden":
-            self.ms_eden(q)
-        elif q.four_six:
-            self.four_six(q)
-        else:
-            self.nvfp4_plain(q)
-
-    def nvfp4_plain(self, q: NVFP4) -> None:
-        self.section("scales (NVIDIA 2509.25149, appendix B)")
-        if q.tensor_scale:
-            if q.has_outer_scale:
-                self.outer_amax()
-            else:
-                self.once(f"tensor_max = tl.load({self.pointer('amax_ptr')})")
-            largest = f32(min(ELEMENT_MAX["e2m1"] * SCALE_FORMATS[q.scale][3], FLT_MAX))
-            (self.add if q.has_outer_scale else self.once)(
-                f"encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn({largest}, tensor_max), {f32(FLT_MAX)}), 1.0)",
-                "tensor_scale = tl.div_rn(1.0, encode)",
-            )
-            self.add(
-                f"s, scale_code = {self.round_exmy(f'block_max * (encode * {f32(1 / q.factor)})', q.scale)}",
-                f"inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), {f32(FLT_MAX)})",
-            )
-        else:
-            self.add(
-                f"s, scale_code = {self.round_exmy(f'block_max * {f32(1 / q.factor)}', q.scale)}",
-                f"inverse = tl.minimum(tl.div_rn(1.0, s), {f32(FLT_MAX)})",
-            )
-        self.elements(f"x * {self.over(self.spread('inverse'))}")
-
-    def outer_amax(self) -> None:
-        """`tensor_max` of each unit: the largest finite magnitude of its group of outer columns."""
-        n, b = self.unit_axis(self.spec.outer_units)
-        self.add(
-            "i = bits(x) & 0x7FFFFFFF",
-            f"outer_max = {self.call('group_max')}(tl.max(tl.where(i < {INF_BITS}, i, 0), 0), {n}, {b})",
-            f"tensor_max = floats({self.call('repeat')}(outer_max, {n}, {b}))",
-        )
-
-    def headroom(self, q: NVFP4, factor: float) -> None:
-        """`tensor_scale`: amax / (factor * 256) for E4M3, 1 for a vanishing amax."""
-        if not q.tensor_scale:
-            self.once("tensor_scale = 1.0")
-            return
-        top = min(factor * SCALE_FORMATS[q.scale][3] * (E4M3_HEADROOM_MAX / E4M3_MAX), FLT_MAX)
-        self.once(
-            f"tensor_scale = tl.div_rn(tl.load({self.pointer('amax_ptr')}), {f32(top)})",
-            "tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)",
-        )
-
-    def four_six(self, q: NVFP4) -> None:
-        self.section("scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)")
-        self.headroom(q, 6.0)
-        for c in ("6", "4"):
-            self.add(f"s{c}, scale_code{c} = {self.round_exmy(f'tl.div_rn(block_max, tensor_scale * {c}.0)', q.scale)}")
-            self.elements_of_quotient(f"s{c} * tensor_scale", c)
-            magnitude = "x" if self.native else "tl.abs(x)"
-            self.add(f"error = {magnitude} - value{c} * {self.over(self.spread(f's{c}'))} * tensor_scale")
-            self.tree_sum(f"error{c}", "error * error")
-        self.add(
-            "four = error4 < error6  # a tie keeps 6",
-            "s, scale_code = tl.where(four, s4, s6), tl.where(four, scale_code4, scale_code6)",
-            f"four = {self.spread('four')}",
-        )
-        if self.native:
-            self.add("low, high = tl.where(four, low4, low6), tl.where(four, high4, high6)")
-            if self.spec.output == "decoded":
-                self.add("value = tl.where(four[None, :], value4, value6)")
-            return
-        self.add(
-            "four = four[None, :]",
-            "value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)",
-            "code = code | (bits(x) >> 28) & 8",
-        )
-
-    def over_divisor(self, value: str) -> str:
-        """A tile over `divisor`, one of each unit."""
-        # The interpreter's fma rounds twice.
-        return f"tl.div_rn({value}, divisor[None, :])" if self.interpreted else f"{self.call('divide')}({value}, divisor)"
-
-    def ms_eden(self, q: NVFP4) -> None:
-        self.section("scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)")
-        self.headroom(q, q.factor)
-        self.add(f"s, _ = {self.round_exmy(f'tl.div_rn(block_max, tensor_scale * {f32(q.factor)})', q.scale)}")
-        self.elements_of_quotient("s * tensor_scale")
-        magnitude = "x" if self.native else "tl.abs(x)"  # of the sign of `value`
-        self.tree_sum("projected", f"{magnitude} * (value * {self.over('s')} * tensor_scale)")
-        self.tree_sum("square", "x * x")
-        self.seed()
-        self.scalar("site")
-        index = self.located("row * units + unit", "row", "unit", q.block[1])
-        self.add(
-            "correction = tl.div_rn(square, projected)",
-            'correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)',
-            f"word = {self.call('any_words')}({index}, {STREAM_SCALE}, seed, site.to(tl.uint32))",
-            f"s, scale_code = {self.round_exmy('s * correction', q.scale, 'word')}",
-        )
-
-    def elements_of_quotient(self, divisor: str, suffix: str = "") -> None:
-        """`value` and `code` of the tile's magnitudes over the block's divisor, or 0; native: signed, and packed."""
-        self.add(f"divisor = {self.spread(divisor)}")
-        quotient = f"tl.where((divisor > 0.0)[None, :], {self.over_divisor('tl.abs(x)')}, 0.0)"
-        if self.native:
-            # Of a quotient that is NaN, since huge, cvt would not see the sign.
-            self.native_codes(f"{self.call('with_sign')}(tl.minimum({quotient}, 6.0), x)", suffix)
-            self.native_values(suffix)
-            return
-        self.add(f"value{suffix}, code{suffix} = {self.call('round_e2m1')}({quotient})")
-        if not suffix:
-            self.add("code = code | (bits(x) >> 28) & 8")
-
-    def fp8(self, q: FP8) -> None:
-        self.section("scales: amax over the format's maximum, FP32")
-        self.add(f"s = tl.div_rn(block_max, {f32(ELEMENT_MAX[q.format])})", "s = tl.where(s > 0.0, s, 1.0)")
-        self.add(f"divisor = {self.spread('s')}")
-        self.elements(self.over_divisor("x"))
-        self.add('s = tl.where(finite, s, float("nan"))')
-
-    def mx(self, q: MXFP4 | MXFP8) -> None:
-        self.section(f"scales: 2^E, {q.scale_rule} (OCP Microscaling 1.0)")
-        if q.scale_rule == "quest":
-            self.quest()
-        else:
-            top = 0 if q.scale_rule == "range_fit" else TOP_EXPONENT[q.element_dtype]
-            carry = f" + {MX_CARRY[q.scale_rule]:#x}" if MX_CARRY[q.scale_rule] else ""
-            exponent = f"(bits(block_max){carry}) >> 23"
-            exponent = f"({exponent}) - {top}" if top else exponent
-            self.add(f"scale_code = tl.minimum(tl.maximum({exponent}, 0), 254)")
-        factor = (3.0 if q.scale_rule == "range_fit" else 1.0) * (q.prescale if isinstance(q, MXFP4) else 1.0)
-        scaled = f"x * {self.over(self.spread(self.call('e8m0_inverse') + '(scale_code)'))}"
-        self.elements(scaled if factor == 1 else f"{scaled} * {f32(factor)}")
-        if self.spec.output == "decoded":
-            self.add(f"s = {self.call('e8m0_value')}(scale_code)")
-            if self.spec.scaled:
-                self.add(f"tensor_scale = {f32(1 / factor)}")
-
-    def quest(self) -> None:
-        """E from the standard deviation of the finite elements (Quartet 2505.14669)."""
-        size = self.spec.block[0] * self.spec.block[1]
-        self.add(f"centred = tl.where((bits(x) & 0x7FFFFFFF) < {INF_BITS}, x, 0.0)")
-        self.tree_sum("mean", "centred")
-        self.add(f"mean = mean * {f32(1 / size)}", f"centred = centred - {self.over(self.spread('mean'))}")
-        self.tree_sum("variance", "centred * centred")
-        self.add(
-            f"sigma = tl.sqrt_rn(variance * {f32(1 / size)})",
-            f"exponent = (bits(sigma * {f32(QUEST_SIGMA / 6)} + {f32(1e-8)}) >> 23) & 0xFF",
-            "scale_code = tl.where(block_max > 0.0, tl.minimum(exponent, 254), 0)",
-        )
 
     # -- stores
 

@@ -6,9 +6,18 @@ block is flat too, in the same order.
 
 from __future__ import annotations
 
+import struct
+
 from fp4.kernels.helpers import HELPERS, used
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import INTERPRETER, Target
+
+INF_BITS = "0x7F800000"
+
+
+def f32(value: float) -> str:
+    """The literal of `value` rounded to FP32."""
+    return repr(struct.unpack("f", struct.pack("f", value))[0])
 
 
 class Writer:

@@ -7,7 +7,7 @@ import functools
 
 import pytest
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fp4
@@ -53,6 +53,12 @@ def test_a_graph_on_another_device_is_left_alone() -> None:
         assert ops(same) == ops(graph)
 
 
+def input_of(node: Node) -> Node:
+    (first, *_) = node.args
+    assert isinstance(first, Node)
+    return first
+
+
 @pytest.mark.parametrize(
     ("name", "options"), [*((n, {}) for n in fp4.recipes() if n != "bf16"), ("quartet2", {"posthoc": True})]
 )
@@ -86,13 +92,12 @@ def test_the_backward_quantizes_from_codes(name: str) -> None:
     _, backward = (lowered(g)[1] for g in graphs(name))
     counts = ops(backward)
     assert counts["fp4::fake_requantize"] == 6  # W and X of three linears
-    assert (
-        counts["fp4::rotate_quantize"] + counts["fp4::quantize_masked"] == 3
-    )  # the weights' codes, made again from the parameters
+    made_again = counts["fp4::rotate_quantize"] + counts["fp4::quantize_masked"]
+    assert made_again == 3  # the weights' codes, from the parameters
     assert counts["fp4::dequantize"] == counts["fp4::quantize"] == 0
-    reads = [n.args[:3] for n in fp4_nodes(backward, "fake_requantize")]
-    assert [codes.op for codes, _, _ in reads].count("placeholder") == 3  # X's codes, saved by forward
-    assert all(factor is None for _, _, factor in reads)
+    again = list(fp4_nodes(backward, "fake_requantize"))
+    assert [input_of(n).op for n in again].count("placeholder") == 3  # X's codes, saved by forward
+    assert all(n.args[2] is None for n in again)  # no factor
 
 
 def test_a_decoded_matrix_that_another_node_reads_stays() -> None:
@@ -101,13 +106,13 @@ def test_a_decoded_matrix_that_another_node_reads_stays() -> None:
         _, backward = graphs("quartet2")
         copied = copy.deepcopy(backward)
         quantize = list(fp4_nodes(copied, "quantize"))[-1]
-        rotate = quantize.args[0]
-        transpose = rotate.args[0]
-        read = transpose if user == "permute" else transpose.args[0]
+        transpose = input_of(input_of(quantize))  # below the rotation
+        read = transpose if user == "permute" else input_of(transpose)
         with copied.inserting_after(read):
             other = copied.call_function(torch.ops.aten.neg.default, (read,))
             other.meta["val"] = read.meta["val"]
         (returned,) = copied.output_node().args
+        assert isinstance(returned, list | tuple)
         copied.output_node().args = ((*returned, other),)
         _, new = lowered(copied)
         assert ops(new)["fp4::fake_requantize"] == 5
