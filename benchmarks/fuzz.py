@@ -4,8 +4,7 @@
 
 Graph-level: the rewritten graph is run op by op, no code is generated. Output and gradients are compared bit for bit. Writes
 results/fuzz.json: how many graphs of each recipe, dtype and stride were compared, and every case that failed; exits with 1
-where one did. "reported": graphs with a size of 1, which Inductor writes without a product: the report says so, or is missing
-where no product is left.
+where one did. "reported": graphs with a size of 1, which Inductor writes without a product, and the report says so.
 """
 
 from __future__ import annotations

@@ -411,6 +411,12 @@ def _describe(
     )
 
 
+def has_products(graph: Graph) -> bool:
+    """Is there a product that no pass has seen, or, where there is none at all, one that Inductor wrote otherwise?"""
+    products = list(find_products(graph))
+    return any("fp4" not in n.meta for n in products) if products else any(map(_is_decomposed, graph.nodes))
+
+
 def _is_decomposed(node: Node) -> bool:
     """Is the node a product with a size of 1 that Inductor wrote as multiply and sum before the passes ran?"""
     if node.op != "call_function" or node.target not in (aten.mul.Tensor, aten.sum.dim_IntList) or "fp4" in node.meta:
@@ -418,7 +424,7 @@ def _is_decomposed(node: Node) -> bool:
     original = str(node.meta.get("original_aten"))  # by name: AOTAutograd leaves a copy of the op there
     # Of a multiply that a sum follows, the sum is the result.
     partial = node.target is aten.mul.Tensor and any(u.target is aten.sum.dim_IntList for u in node.users)
-    return original in ("aten.mm.default", "aten.addmm.default") and not partial
+    return original in ("aten.mm.default", "aten.addmm.default", "aten.bmm.default") and not partial
 
 
 def _note_decomposed(graph: Graph, linears: list[Linear], inputs: dict[int, Input], from_tangent: set[Node]) -> list[GemmSite]:
