@@ -250,7 +250,7 @@ def test_every_flag_is_a_field() -> None:
         "range_guard": True, "four_six": False, "wgrad_rotation": None, "gemms": ("wgrad",), "rotation_size": 32,
         "requantize": False, "forward_rotation": False, "clip_gradient": False, "rest": "mxfp8", "rotate": False, "size": 32,
         "signs": "fresh", "scale_rule": "floor", "scale": "e3m4", "block": 32, "tensor_scale": False, "stochastic": (),
-        "forward": "fp8", "prescale": 0.5, "outer": 0, "gradient_format": "e5m2",
+        "forward": "fp8", "prescale": 0.5, "outer": 0, "gradient_format": "e5m2", "posthoc": True,
     }  # fmt: skip
     special: dict[tuple[str, str], dict[str, Any]] = {
         ("nvfp4", "four_six"): {"four_six": True},
