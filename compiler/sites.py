@@ -441,17 +441,19 @@ def _note_decomposed(graph: Graph, linears: list[Linear], inputs: dict[int, Inpu
                 reason = f"{DECOMPOSED} ({names[0].removesuffix('.weight')})"
                 found.append(GemmSite(node, Role.UNKNOWN, reason=reason))
         elif linear is not None:
-            shape = _beyond_one(node)
             for role, of in ((Role.DGRAD, linear.x), (Role.WGRAD, linear.w)):
                 absent = role not in linear.gemms and role not in linear.missing
-                if absent and shape == _beyond_one(of):
+                if absent and _as_many(node, of):
                     one = "one token: " if linear.site.m == 1 else ""
                     linear.missing[role] = one + DECOMPOSED
                     break
     return found
 
 
-def _beyond_one(node: Node) -> list[str]:
-    value = tensor_of(node)
-    assert value is not None
-    return sorted(str(n) for n in value.shape if str(n) != "1")
+def _as_many(node: Node, other: Node) -> bool:
+    """Have both as many elements? Sizes of 1, and of a batch that one of them has flattened, do not count."""
+    a, b = tensor_of(node), tensor_of(other)
+    assert a is not None
+    assert b is not None
+    return str(a.numel()) == str(b.numel())
+
