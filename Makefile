@@ -5,6 +5,7 @@ CXX ?= g++
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PYTEST_ARGS ?=
+WORKERS ?= 2
 DEMO_STEPS ?= 800
 DEMO := runs/demo
 
@@ -17,11 +18,14 @@ demo: install
 	rm -rf $(DEMO)
 	HF_HUB_OFFLINE=1 $(BIN)/fp4 train --out $(DEMO) --steps $(DEMO_STEPS) --vocab 512 --batch 4 --seq 128 --lr 4e-3 --eval-every 100
 
+# A file's tests share fixtures that train and compile, so a file is one worker's; one thread each, else workers wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
 test: lint
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 slow: install
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 lint: types
 	$(BIN)/ruff check .

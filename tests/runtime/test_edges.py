@@ -57,9 +57,13 @@ def test_a_poisoned_element_spoils_its_block_only(q: Quantizer, bad: float) -> N
 def test_block_far_below_the_amax(q: Quantizer, exponent: int) -> None:
     x = cases.gaussian(32, 64, seed=42)
     x[16:, 32:] *= 2.0**exponent
-    value, _, scales, _ = _round_trip(x, q)
+    value, _, scales, tensor_scale = _round_trip(x, q)
     assert value.isfinite().all()
-    assert (value[16:, 32:].abs() <= 8 * 2.0**exponent).all() or not value[16:, 32:].any()
+    below = value[16:, 32:].abs()
+    if getattr(q, "posthoc", False):  # a scale below E4M3's least is drawn: seldom that least one, else 0
+        assert (below <= 8 * max(2.0**exponent, 2.0**-9 * tensor_scale.item())).all()
+    else:
+        assert (below <= 8 * 2.0**exponent).all() or not below.any()
     assert (scales != 0x7F).all()
 
 
