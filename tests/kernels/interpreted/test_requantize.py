@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fp4.kernels.packed import PackedSpec
+from fp4.kernels.packed import PackedSpec, readable
 from fp4.kernels.requantize import Packed
 from fp4.runtime import reference
 from fp4.runtime.spec import FP8, NVFP4, Quantizer, Rotation, SpecError
@@ -68,7 +68,7 @@ def test_a_source_that_is_not_packed_is_an_error() -> None:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    quantizers().filter(lambda q: q.packed and supported(q)),
+    quantizers().filter(lambda q: readable(q) and supported(q)),
     quantizers().filter(supported),
     st.none() | rotations(),
     operands(),
