@@ -310,7 +310,9 @@ def _report_key(joint: JointPass, gm: GraphModule, example_inputs: Sequence[Any]
         return None
     shapes = [(tuple(map(str, x.shape)), str(x.dtype)) if isinstance(x, torch.Tensor) else str(x) for x in example_inputs]
     grad = torch.is_grad_enabled()
-    return hashlib.sha256(f"{uuid}\n{gm.print_readable(print_output=False)}\n{shapes}\n{grad}".encode()).hexdigest()
+    # Code alone: the compile cache does not look at files and lines, which a readable print has.
+    code = "\n".join(m.code for m in gm.modules() if isinstance(m, GraphModule))
+    return hashlib.sha256(f"{uuid}\n{code}\n{shapes}\n{grad}".encode()).hexdigest()
 
 
 def _store(key: str | None, reports: Sequence[GraphReport]) -> None:

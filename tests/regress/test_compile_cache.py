@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import fp4
-from fp4.compiler import joint_pass
+from fp4.compiler import backend, joint_pass
 from fp4.compiler.joint_pass import JointPass, LowerPass, source_digest
 from fp4.compiler.sites import Input
 
@@ -159,3 +160,16 @@ assert hasattr(torch.ops.fp4, "rotate_quantize") and hasattr(torch.ops.fp4, "sca
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_report_is_found_again_after_the_model_s_file_moved() -> None:
+    """Inductor's key has no files and lines: a cached graph is a hit when its source moved, and its report must be too."""
+    joint = JointPass(fp4.recipe("nvfp4"), {}, False, False, print)
+    keys = set()
+    for line in (1, 2):
+        gm = torch.fx.symbolic_trace(torch.nn.Linear(16, 16))
+        for node in gm.graph.nodes:
+            node.meta["stack_trace"] = f'File "/somewhere/model.py", line {line}, in forward\n    return x'
+        keys.add(backend._report_key(joint, gm, [torch.zeros(2, 16)]))
+    assert len(keys) == 1
+    assert keys != {None}
