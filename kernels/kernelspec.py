@@ -109,6 +109,8 @@ class KernelSpec:
     @property
     def rows_held(self) -> int:
         """Rows of a unit that one thread holds where rows lie together in memory."""
+        if self.draws_elements and not self.aligned:
+            return 1  # a Philox call for each element
         return 2 if isinstance(self.quantizer, NVFP4) and self.quantizer.four_six else 4
 
     @property

@@ -50,6 +50,8 @@ def _measured(spec: KernelSpec) -> tuple[int, int, int, int]:
     q, packed = spec.quantizer, spec.output == "packed"
     four_six = isinstance(q, NVFP4) and q.four_six
     few = spec.output == "rotated" or (isinstance(q, MXFP4 | MXFP8) and not packed)  # instructions
+    if spec.draws_elements and not spec.aligned:
+        return (4, 32, 4, 1) if spec.memory == "rows" else (32, 4, 4, 1)
     if spec.memory == "rows":
         if spec.output == "amax":
             return 8, 64, 4, 8
