@@ -23,7 +23,7 @@ from fp4.compiler.pipeline import Context, Observer
 from fp4.compiler.policy import Policy
 from fp4.compiler.report import GraphReport, describe
 from fp4.compiler.shards import Shard
-from fp4.compiler.sites import Input, has_products
+from fp4.compiler.sites import Input, find_products
 
 if TYPE_CHECKING:
     from fp4.kernels.target import Target
@@ -64,7 +64,7 @@ class JointPass(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         if torch._dynamo.compiled_autograd.in_compiled_autograd_region:
             return  # the backward again, already rewritten
-        if not has_products(graph):
+        if not any("fp4" not in node.meta for node in find_products(graph)):
             return
         from fp4.passes import JOINT_PASSES
 

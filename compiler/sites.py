@@ -411,12 +411,6 @@ def _describe(
     )
 
 
-def has_products(graph: Graph) -> bool:
-    """Is there a product that no pass has seen, or, where there is none at all, one that Inductor wrote otherwise?"""
-    products = list(find_products(graph))
-    return any("fp4" not in n.meta for n in products) if products else any(map(_is_decomposed, graph.nodes))
-
-
 def _is_decomposed(node: Node) -> bool:
     """Is the node a product with a size of 1 that Inductor wrote as multiply and sum before the passes ran?"""
     if node.op != "call_function" or node.target not in (aten.mul.Tensor, aten.sum.dim_IntList) or "fp4" in node.meta:
