@@ -26,6 +26,7 @@ from fp4.compiler.sites import Input
 from fp4.compiler.supported import check_devices, check_torch
 from fp4.compiler.watch import compiled_module, watched
 from fp4.passes.recipes import DEFAULT, recipe
+from fp4.runtime.files import write_whole
 
 log = logging.getLogger("fp4.report")
 SMALLEST_BUDGET = 1e-9
@@ -319,10 +320,7 @@ def _store(key: str | None, reports: Sequence[GraphReport]) -> None:
     if key is None:
         return
     path = Path(cache_dir()) / "fp4" / f"{key}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{torch.initial_seed()}.partial")
-    partial.write_text(json.dumps([asdict(r) for r in reports]))
-    partial.replace(path)
+    write_whole(path, json.dumps([asdict(r) for r in reports]))
 
 
 def _load(key: str | None) -> list[GraphReport]:

@@ -23,6 +23,7 @@ from fp4.kernels.codegen import source
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target
 from fp4.kernels.tiles import Tile, tile_of
+from fp4.runtime.files import write_whole
 
 # Elements that a thread may hold: below, threads idle; above, registers spill.
 FEWEST, MOST = 8, 128
@@ -110,14 +111,8 @@ class _Choice:
         return tile
 
     def write(self, tile: Tile, times: list[dict[str, Any]]) -> None:
-        draft = self.path.with_suffix(f".{os.getpid()}")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps({"key": self.key, "tile": asdict(tile), "times": times}, indent=1))
-            draft.replace(self.path)  # whole or not at all, whoever else writes it
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()
+        with contextlib.suppress(OSError):  # a folder that cannot be written costs the next process its measuring, no more
+            write_whole(self.path, json.dumps({"key": self.key, "tile": asdict(tile), "times": times}, indent=1))
 
 
 @cache

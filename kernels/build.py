@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fp4.runtime.files import write_whole
+
 # No product and sum contracted into one rounding, and no denormal flushed by the device library's ceil and floor.
 COMPILE_OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 
@@ -35,10 +37,7 @@ def build(text: str) -> Any:
     name = f"fp4_kernel_{hashlib.sha256(text.encode()).hexdigest()[:20]}"
     path = cache_folder() / f"{name}.py"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(text)
-        draft.replace(path)  # whole or not at all, whoever else writes it
+        write_whole(path, text)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fp4.runtime.files import write_whole
 from fp4.train.checkpoint import Curves
 from fp4.train.settings import Settings
 
@@ -94,6 +95,4 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(path: Path, results: dict[str, Any]) -> None:
     """Writes JSON so that `path` holds the old or the new results, never a part."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-    os.replace(part, path)
+    write_whole(path, json.dumps(results, indent=1, allow_nan=False) + "\n")
