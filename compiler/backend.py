@@ -50,6 +50,9 @@ class Options:
         hardware. Its kernels' results are computed by the oracle then.
     library: on a GPU with block-scaled tensor cores, multiply by ``torch.nn.functional.scaled_mm`` (cuBLAS) in place of the
         generated matmul, where it has the formats.
+    exact: False: on a GPU with FP8 tensor cores and no FP4 ones (sm_89, sm_90), multiply MXFP4 operands in FP8, at twice the
+        speed of BF16. Operands are the same but for elements more than 2^14 (second operand) or 2^28 below the tensor's
+        largest block, which the report counts; partial sums are those of FP8 tensor cores.
     mode: a ``torch.compile`` mode, such as "max-autotune". inductor: Inductor settings by name.
     batch_group: the ranks that divide one batch among them, in rank order: a ProcessGroup, a DeviceMesh of one dimension, or
         "world". The amax of activations and gradients is then the whole batch's, and an element draws as on one device. Without
@@ -67,6 +70,7 @@ class Options:
     kernels: bool = True
     target: str | None = None
     library: bool = False
+    exact: bool = True
     mode: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
     batch_group: Any = None
@@ -98,7 +102,7 @@ class Options:
             )
         if self.policy is not None and self.recipe is not None:
             raise OptionError("give recipe= or policy=, not both: fp4.recipe(NAME) is a policy that rules can be added to")
-        for name in ("strict", "save_weights", "kernels", "library"):
+        for name in ("strict", "save_weights", "kernels", "library", "exact"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}; write True or False")
         if not isinstance(self.inductor, Mapping):
@@ -159,6 +163,7 @@ def fp4(
     """
     check_torch()
     # A graph from the compile cache calls the kernels' ops, and no pass has run that would have registered them.
+    import fp4.kernels.fp8_ops
     import fp4.kernels.matmul_ops
     import fp4.kernels.ops  # noqa: F401
 
@@ -187,6 +192,7 @@ def fp4(
         tensor.group if tensor else "",
         read.target,
         read.library,
+        read.exact,
     )
     key = _report_key(joint, gm, example_inputs)
     compiled = compile_with(read, joint, gm, example_inputs)
@@ -210,7 +216,7 @@ def compile_with(read: Options, joint: JointPass, gm: GraphModule, example_input
     }
     patches["joint_custom_pre_pass"] = Chain.of(patches, "joint_custom_pre_pass", joint)
     patches["post_grad_custom_pre_pass"] = Chain.of(
-        patches, "post_grad_custom_pre_pass", LowerPass(read.kernels, read.target, read.library)
+        patches, "post_grad_custom_pre_pass", LowerPass(read.kernels, read.target, read.library, read.exact)
     )
     # At budget 0 the partitioner saves graph inputs alone, and backward would draw another seed than forward did.
     budget = torch._functorch.config.activation_memory_budget or SMALLEST_BUDGET

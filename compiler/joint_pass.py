@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -21,12 +21,9 @@ from fp4.compiler import pipeline
 from fp4.compiler.explain import fx
 from fp4.compiler.pipeline import Context, Observer
 from fp4.compiler.policy import Policy
-from fp4.compiler.report import GraphReport, describe
+from fp4.compiler.report import GraphReport, TensorCores, describe
 from fp4.compiler.shards import Shard
 from fp4.compiler.sites import Input, find_products
-
-if TYPE_CHECKING:
-    from fp4.kernels.target import Target
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = ("compiler", "passes", "runtime", "kernels")
@@ -60,6 +57,7 @@ class JointPass(CustomGraphPass):
     tensor_group: str = ""
     target: str | None = None
     library: bool = False
+    exact: bool = True
 
     def __call__(self, graph: Graph) -> None:
         if torch._dynamo.compiled_autograd.in_compiled_autograd_region:
@@ -72,7 +70,7 @@ class JointPass(CustomGraphPass):
         _trace_graph("captured", graph, self.inputs)
         pipeline.run(JOINT_PASSES, graph, context, self.observer)
         training = any("partitioner_tag" in node.meta for node in graph.nodes)
-        report = describe(context, "training" if training else "inference", _target(graph, self.target), self.library)
+        report = describe(context, "training" if training else "inference", self._tensor_cores(graph))
         _trace_graph("rewritten", graph, self.inputs)
         _trace(report)
         self.done(report)
@@ -83,6 +81,16 @@ class JointPass(CustomGraphPass):
                 + "\nWrite a rule that keeps these linears (fp4.keep), or leave out strict"
             )
 
+    def _tensor_cores(self, graph: Graph) -> TensorCores:
+        """What multiplies on the architecture that the graph is lowered for."""
+        from fp4.passes.lower_blackwell import block_scaled_target
+        from fp4.passes.lower_fp8 import has_fp8
+
+        devices = (v.device for n in graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor))
+        device = next(devices, torch.device("cpu"))
+        fp8 = not self.exact and has_fp8(device, self.target)
+        return TensorCores(block_scaled_target(device, self.target), self.library, fp8)
+
     def context(self) -> Context:
         """What the passes of one graph share, made anew for each graph."""
         return Context(self.policy, self.inputs, self.save_weights, self.batch, self.tensor_group)
@@ -92,7 +100,7 @@ class JointPass(CustomGraphPass):
         if policy is None or self.observer is not None:
             return None  # an unhashable policy, or someone watching: compile anew
         inputs = f"{sorted(self.inputs.items())} {self.batch} {self.tensor_group}"
-        options = f"{self.save_weights} {self.strict} {self.target} {self.library}"
+        options = f"{self.save_weights} {self.strict} {self.target} {self.library} {self.exact}"
         key = f"{policy} {inputs} {options} {source_digest()} {torch.__version__}"
         return hashlib.sha256(key.encode()).hexdigest()
 
@@ -108,26 +116,19 @@ class LowerPass(CustomGraphPass):
     kernels: bool = True
     target: str | None = None
     library: bool = False
+    exact: bool = True
 
     def __call__(self, graph: Graph) -> None:
         from fp4.passes import lowering
 
-        for p in lowering(self.target, self.kernels, self.library):
+        for p in lowering(self.target, self.kernels, self.library, self.exact):
             p.run(graph)
         graph.lint()
 
     def uuid(self) -> Any | None:
         return hashlib.sha256(
-            f"{self.kernels} {self.target} {self.library} {source_digest()} {torch.__version__}".encode()
+            f"{self.kernels} {self.target} {self.library} {self.exact} {source_digest()} {torch.__version__}".encode()
         ).hexdigest()
-
-
-def _target(graph: Graph, name: str | None) -> Target | None:
-    """The architecture whose tensor cores multiply block-scaled operands, if the graph is lowered for one."""
-    from fp4.passes.lower_blackwell import block_scaled_target
-
-    devices = (v.device for n in graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor))
-    return block_scaled_target(next(devices, torch.device("cpu")), name)
 
 
 def _trace(report: GraphReport) -> None:

@@ -30,6 +30,7 @@ class GemmReport:
 
     emulated: on a GPU with block-scaled tensor cores, why they do not multiply this quantized GEMM's operands as they are; else
     empty.
+    fp8: where FP8 tensor cores multiply its MXFP4 operands, the format of each, "e5m2", "e4m3"; else empty.
     """
 
     role: str
@@ -37,10 +38,23 @@ class GemmReport:
     rotation: str
     reason: str
     emulated: str = ""
+    fp8: list[str] = field(default_factory=list)
 
     @property
     def quantized(self) -> bool:
         return any(v not in (KEPT, ABSENT) for v in self.operands.values())
+
+    def outside(self, linear: str) -> dict[str, tuple[int, int]]:
+        """Operand -> its elements outside FP8's reach, and all that were multiplied in FP8, of this process so far.
+
+        Of every linear of this name: counts are kept by name.
+        """
+        from fp4.passes.lower_fp8 import counter
+        from fp4.runtime import counters
+
+        counts = counters.read() if self.fp8 else {}
+        names = {name: counter(f"{linear} {self.role}", i) for i, name in enumerate(self.operands)}
+        return {name: counts[key] for name, key in names.items() if key in counts}
 
 
 @dataclass
@@ -67,8 +81,18 @@ class GraphReport:
     from_cache: bool = False
 
 
-def describe(context: Context, kind: str, target: Target | None = None, library: bool = False) -> GraphReport:
-    """The report of the graph whose passes have just run. target: the architecture with block-scaled tensor cores it is for."""
+@dataclass(frozen=True)
+class TensorCores:
+    """What a graph is lowered for. target: the architecture with block-scaled tensor cores, or None. library: its products are
+    cuBLAS's. fp8: MXFP4 operands are multiplied in FP8."""
+
+    target: Target | None = None
+    library: bool = False
+    fp8: bool = False
+
+
+def describe(context: Context, kind: str, cores: TensorCores = TensorCores()) -> GraphReport:
+    """The report of the graph whose passes have just run."""
     linears = []
     failures = []
     for linear, decision in zip(context.linears, context.decisions, strict=True):
@@ -87,18 +111,24 @@ def describe(context: Context, kind: str, target: Target | None = None, library:
                 for name, o in zip(names, (precision.first, precision.second), strict=True)
             }
             reason = "" if precision.quantized else decision.reason or f"the policy {context.policy.name} leaves it"
-            why = _emulated(precision, target, library) if precision.quantized and target is not None else ""
-            gemms.append(GemmReport(str(role), operands, str(precision.rotation or ""), reason, why))
+            why, fp8 = _multiplied(precision, cores, bool(linear.experts)) if precision.quantized else ("", [])
+            gemms.append(GemmReport(str(role), operands, str(precision.rotation or ""), reason, why, fp8))
         s = linear.site
         linears.append(LinearReport(s.name, s.module_type, s.m, s.n, s.k, s.dtype, gemms))
     unknown = Counter(gemm.reason for gemm in context.unknown)
     return GraphReport(context.policy.name, kind, linears, dict(unknown), list(context.warnings), failures)
 
 
-def _emulated(precision: GemmPrecision, target: Target, library: bool) -> str:
+def _multiplied(precision: GemmPrecision, cores: TensorCores, experts: bool) -> tuple[str, list[str]]:
+    """`emulated` and `fp8` of a quantized GEMM. experts: it is one product a group of rows."""
     from fp4.passes.lower_blackwell import emulated
+    from fp4.passes.lower_fp8 import formats
 
-    return emulated(precision.first.quantizer, precision.second.quantizer, target, library)
+    if experts:
+        return "the experts' operands are decoded" if cores.target is not None else "", []
+    pair = precision.first.quantizer, precision.second.quantizer
+    why = emulated(*pair, cores.target, cores.library) if cores.target is not None else ""
+    return why, list(formats(*pair)) if cores.fp8 else []
 
 
 @dataclass
@@ -137,7 +167,7 @@ class Report:
                         gemm.role,
                         *cells,
                         escape(gemm.rotation),
-                        escape(gemm.reason or (f"emulated: {gemm.emulated}" if gemm.emulated else "")),
+                        escape(gemm.reason or _note(linear.name, gemm)),
                         end_section=i == len(linear.gemms) - 1,
                     )
             for reason, n in graph.unknown.items():
@@ -153,6 +183,18 @@ class Report:
         with console.capture() as capture:
             console.print(self.table())
         return capture.get()
+
+
+def _note(linear: str, gemm: GemmReport) -> str:
+    """How a quantized GEMM is multiplied, where that is to be known."""
+    if gemm.emulated:
+        return f"emulated: {gemm.emulated}"
+    if not gemm.fp8:
+        return ""
+    counts = gemm.outside(linear)
+    said = [f"{name} {n} of {total:.2g} elements" for name, (n, total) in counts.items() if n]
+    below = f"; rounded, far below the largest: {', '.join(said)}" if said else "; all exact" if counts else ""
+    return f"multiplied in FP8, {' x '.join(gemm.fp8)}{below}"
 
 
 # Weights of these are in no matrix product, or, as a convolution's, in none that a policy speaks of.

@@ -450,4 +450,3 @@ def _as_many(node: Node, other: Node) -> bool:
     assert a is not None
     assert b is not None
     return str(a.numel()) == str(b.numel())
-

@@ -19,13 +19,15 @@ from fp4.runtime.rng import STREAM_SIGNS
 from fp4.runtime.rounding import nan_code
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4
 
+FP8_TYPES = {"e4m3": "tl.float8e4nv", "e5m2": "tl.float8e5"}
+
 
 def source(spec: KernelSpec, target: Target) -> str:
     """The text of a module whose function `kernel` is the kernel. The same text for equal arguments.
 
     Raises TargetError where the target cannot do what the specification asks.
     """
-    if spec.dtype in ("e4m3", "e5m2") and target.name != INTERPRETER and target.capability < 89:
+    if spec.dtype in FP8_TYPES and target.name != INTERPRETER and target.capability < 89:
         raise TargetError(f"{target.name} has no FP8 tensor cores to read dtype={spec.dtype!r}; write bf16")
     if spec.native_draws and not target.draws_e2m1:
         raise TargetError(
@@ -295,12 +297,14 @@ class Kernel(ScaleRules):
         self.pointer("y_ptr")
         if spec.dtype == "bf16":
             self.add(f"{name} = {self.call('to_bf16')}({name})" if self.interpreted else f"{name} = {name}.to(tl.bfloat16)")
-        elif spec.dtype in ("e4m3", "e5m2"):
+        elif spec.dtype in FP8_TYPES and self.interpreted:
             self.add(
                 f"_, code = {self.round_exmy(f'tl.abs({name})', spec.dtype)}",
-                f"code = tl.where({name} == {name}, code, 0x7F) | (bits({name}) >> 24) & 0x80",
+                f"code = tl.where({name} == {name}, code, 0x7F) | ({self.call('bits')}({name}) >> 24) & 0x80",
                 f"{name} = code.to(tl.uint8)",
             )
+        elif spec.dtype in FP8_TYPES:  # cvt.rn.satfinite
+            self.add(f"{name} = {name}.to({FP8_TYPES[spec.dtype]}).to(tl.uint8, bitcast=True)")
         parts = {"bf16": u // 8, "fp32": u // 4}.get(spec.dtype, 1) if self.by_rows else 1
         n = u // parts
         self.add(
@@ -335,7 +339,7 @@ class Kernel(ScaleRules):
         spec = self.spec
         what = " -> ".join(str(p) for p in (*self.read(), spec.rotation, spec.quantizer) if p is not None)
         scaled = ", tensor scale included" if spec.scaled else ""
-        output = f"{spec.output} {spec.dtype}" if spec.output in ("decoded", "rotated") else spec.output
+        output = f"{spec.output} {spec.dtype}" if spec.output in ("decoded", "rotated", "values") else spec.output
         return (
             f"{what}: {output}{scaled}, {spec.memory} together in memory, for {self.target.name}.\n\n"
             f"A program takes TR rows x TB units of {spec.unit} columns. Compile with build.COMPILE_OPTIONS.\n"

@@ -93,7 +93,7 @@ def _converts(spec: KernelSpec, target: Target, ptx: str) -> list[str]:
 
 def describe(spec: KernelSpec) -> str:
     """One line that tells a kernel from the others: "packed nvfp4 after hadamard, columns"."""
-    output = {"decoded": f"decoded {spec.dtype}"}.get(spec.output, spec.output)
+    output = {"decoded": f"decoded {spec.dtype}", "values": f"values {spec.dtype}"}.get(spec.output, spec.output)
     if isinstance(spec, MaskedSpec):
         output = "packed and masked"
     elif isinstance(spec, UnrotateSpec):

@@ -63,7 +63,7 @@ class KernelSpec:
             )
         if self.output == "rotated" and self.rotation is None:
             raise SpecError("output='rotated' needs a rotation, e.g. Rotation(16)")
-        if self.dtype in ("e4m3", "e5m2") and not (self.output == "decoded" and isinstance(q, MXFP4) and not self.scaled):
+        if self.dtype in ("e4m3", "e5m2") and not self.stores_fp8:
             raise SpecError(f"dtype={self.dtype!r} is for decoded MXFP4, whose scale is a power of two; write bf16 or fp32")
         if q is not None and q.outer and (q.outer & (q.outer - 1)):
             raise SpecError(f"{q}: the kernels need outer to be a power of two, e.g. 128")
@@ -76,6 +76,11 @@ class KernelSpec:
 
         if self.native_draws and not self.draws_elements:
             raise SpecError(f"native_draws=True with {q}, which draws for no element; write rounding='stochastic'")
+
+    @property
+    def stores_fp8(self) -> bool:
+        """Can it store its values as FP8?"""
+        return self.output == "decoded" and isinstance(self.quantizer, MXFP4) and not self.scaled
 
     @property
     def pointer_types(self) -> dict[str, str]:

@@ -131,12 +131,7 @@ class PackedKernel(Kernel):
             f"place = {block_row} * packed_scales_stride + {column} // {columns}",
             f"scale_code = tl.load(packed_scales_ptr + place, mask={inside}, other=0).to(tl.int32)",
         )
-        nan = nan_code(source.scale_format)
-        if source.scale_format == "e8m0":
-            self.add(f'scale = tl.where(scale_code == {nan}, float("nan"), {self.call("e8m0_value")}(scale_code))')
-        else:
-            _, mantissa, bias, _ = SCALE_FORMATS[source.scale_format]
-            self.add(f"scale = {self.call('exmy_value')}(scale_code, {mantissa}, {bias}, {nan})")
+        self.decode_scale()
         value = f"{self.call('element_value')}(words{word} >> (tl.arange(0, {CODES}) * 4){code})"
         self.add(f"x = {value} * scale{scale}")
         if spec.factor == "tensor":
@@ -150,6 +145,16 @@ class PackedKernel(Kernel):
         self.add(f"x = tl.reshape(x, ({spec.unit}, TR * TB))")
         if spec.input == "bf16" and (spec.factor != "none" or not source.exact_in_bf16):
             self.add(f"x = {self.call('round_bf16' if self.interpreted else 'round_bf16_pairs')}(x)")
+
+    def decode_scale(self) -> None:
+        """`scale`, the value of `scale_code`."""
+        source = self.spec.source
+        nan = nan_code(source.scale_format)
+        if source.scale_format == "e8m0":
+            self.add(f'scale = tl.where(scale_code == {nan}, float("nan"), {self.call("e8m0_value")}(scale_code))')
+        else:
+            _, mantissa, bias, _ = SCALE_FORMATS[source.scale_format]
+            self.add(f"scale = {self.call('exmy_value')}(scale_code, {mantissa}, {bias}, {nan})")
 
 
 GENERATORS[PackedSpec] = PackedKernel

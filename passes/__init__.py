@@ -13,6 +13,7 @@ from fp4.passes.insert_rotation import InsertRotation
 from fp4.passes.lower_blackwell import LowerBlackwell
 from fp4.passes.lower_collectives import LowerCollectives
 from fp4.passes.lower_emulated import LowerEmulated
+from fp4.passes.lower_fp8 import LowerFp8
 from fp4.passes.lower_reference import LowerReference
 from fp4.passes.requantize import Requantize
 from fp4.passes.share_quantized import ShareQuantized
@@ -30,17 +31,21 @@ JOINT_PASSES = (
 )
 
 
-def lowering(target: str | None = None, kernels: bool = True, library: bool = False) -> tuple[Lowering, ...]:
+def lowering(
+    target: str | None = None, kernels: bool = True, library: bool = False, exact: bool = True
+) -> tuple[Lowering, ...]:
     """The passes that lower a partitioned graph, in order.
 
     target: an architecture whose tensor cores are assumed, whatever the graph's device; None: the device's. kernels: generated
     kernels, else the oracle's functions everywhere. library: block-scaled products by cuBLAS where it has the formats.
+    exact: no product of MXFP4 operands in FP8.
     """
     rest = (LowerCollectives(), LowerReference())
     if not kernels:
         return rest
     quantize = [LowerEmulated(), *([LowerEmulated(device="cpu")] if target is not None else [])]
-    return (LowerBlackwell(target, library), *quantize, SwizzleScales(), *rest)
+    products = [LowerBlackwell(target, library), *([] if exact else [LowerFp8(target)])]
+    return (*products, *quantize, SwizzleScales(), *rest)
 
 
 class Lowering(Protocol):

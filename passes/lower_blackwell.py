@@ -8,14 +8,14 @@ again as the transpose for dgrad; saved codes of it are transposed. A GEMM that 
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.fx import Graph, Node
 
-from fp4.compiler.graph import Builder, aten, fp4_nodes, is_transpose
+from fp4.compiler.graph import Builder, aten, fp4_nodes
+from fp4.passes.codes import Codes, codes_of
 from fp4.runtime.spec import Quantizer
 
 if TYPE_CHECKING:
@@ -69,32 +69,9 @@ def _register() -> None:
     import fp4.kernels.matmul_ops  # noqa: F401  registers the op
 
 
-@dataclass(frozen=True)
-class _Operand:
-    """A quantized operand of an ``fp4::mm``. transposed: the matrix that was quantized is its transpose."""
-
-    codes: Node
-    scales: Node
-    quantizer: Quantizer
-    columns: Any
-    transposed: bool
-
-
-def _operand(node: Any) -> _Operand | None:
-    transposed = is_transpose(node)
-    decode = node.args[0] if transposed else node
-    if not isinstance(decode, Node) or decode.target is not fp4.dequantize.default:
-        return None
-    codes, scales, _, text, columns, _ = decode.args
-    quantizer = Quantizer.parse(str(text))
-    if transposed and not quantizer.transposable:
-        return None
-    return _Operand(codes, scales, quantizer, columns, transposed)  # type: ignore[arg-type]
-
-
 def _lower(graph: Graph, node: Node, target: Target, library: bool) -> bool:
     first, second, alpha, bias, dtype = node.args
-    a, b = _operand(first), _operand(second)
+    a, b = codes_of(first), codes_of(second)
     if a is None or b is None or emulated(a.quantizer, b.quantizer, target, library):
         return False
     _register()
@@ -111,33 +88,16 @@ def _lower(graph: Graph, node: Node, target: Target, library: bool) -> bool:
     return True
 
 
-def _in_library(a: _Operand, b: _Operand) -> bool:
+def _in_library(a: Codes, b: Codes) -> bool:
     from fp4.kernels.matmul_library import no_product
 
     return not no_product(a.quantizer, b.quantizer)
 
 
-def _inputs(build: Builder, operand: _Operand, node: Any) -> tuple[Node, Node]:
+def _inputs(build: Builder, operand: Codes, node: Any) -> tuple[Node, Node]:
     """Codes with the contracted dimension contiguous, and swizzled scales."""
-    codes, scales, q = operand.codes, operand.scales, operand.quantizer
-    if operand.transposed:
-        made: Any = codes.args[0] if codes.target is operator.getitem else None
-        if made is not None and made.target is fp4.quantize.default:
-            codes, scales = _quantized_transpose(build, made)
-        else:
-            codes = build.call(fp4.transpose_codes.default, codes, operand.columns, q.block[0], q.packed)
-            scales = build.call(aten.permute.default, scales, [1, 0])
-    return codes, build.call(fp4.swizzle_rows.default, scales, build.size(node, 0), q.block[0])
-
-
-def _quantized_transpose(build: Builder, quantize: Node) -> tuple[Node, Node]:
-    """Codes and scales of the transpose of what `quantize` quantizes."""
-    matrix, amax, spec, seed, site = quantize.args
-    transpose = build.transposed(matrix)  # type: ignore[arg-type]
-    if isinstance(amax, Node) and amax.target is fp4.amax.default and amax.args[0] is matrix:
-        amax = build.call(fp4.amax.default, transpose)  # the same, and the quantize kernel's own
-    codes, scales, _ = build.outputs(build.call(fp4.quantize.default, transpose, amax, spec, seed, site))
-    return codes, scales
+    codes, scales = operand.contiguous(build)
+    return codes, build.call(fp4.swizzle_rows.default, scales, build.size(node, 0), operand.quantizer.block[0])
 
 
 def _factors(node: Node, alpha: Any) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp4.compiler.graph import SERVED_META, Builder, fp4_nodes
-from fp4.runtime import layout, reference, rng
+from fp4.runtime import fp8, layout, reference, rng
 from fp4.runtime.spec import Quantizer, Rotation
 
 fp4 = torch.ops.fp4
@@ -39,7 +39,7 @@ FUSED = (
     "quantize_masked",
     "unrotate_masked",
 )
-KERNELS = ("scaled_mm", "library_scaled_mm", *FUSED)
+KERNELS = ("scaled_mm", "library_scaled_mm", "fp8_operand", "fp8_mm", *FUSED)
 EXPERTS = "grouped_mm"  # its group sizes are data
 OPAQUE = ("seed", EXPERTS, *KERNELS, "reduce_amax")
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
@@ -113,6 +113,8 @@ class _Region:
                 env[node] = reference.apply_mask(*args)
             elif node.target is fp4.mm.default:
                 env[node] = reference.mm(_row_major(args[0]), _row_major(args[1]), *args[2:])
+            elif node.target._opname == "top_scale":
+                env[node] = fp8.top_scale(*args)
             else:
                 env[node] = getattr(layout, node.target._opname)(*args)
         return [env[n] for n in self.outputs()]

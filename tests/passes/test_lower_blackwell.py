@@ -49,12 +49,17 @@ def lowered(graph: Graph, passes: Any = PASSES) -> Graph:
     return copied
 
 
-def same(graph: Graph, new: Graph) -> None:
-    """Both graphs compute the same, in every bit."""
-    inputs = [
-        torch.full(n.meta["val"].shape, 56, dtype=torch.uint8) if n.meta["val"].dtype == torch.uint8 else v
+def inputs_of(graph: Graph, byte: int = 56) -> list[Any]:
+    """Gaussians for a graph's inputs; saved codes and scales are all the one byte."""
+    return [
+        torch.full(n.meta["val"].shape, byte, dtype=torch.uint8) if n.meta["val"].dtype == torch.uint8 else v
         for n, v in zip(graph.find_nodes(op="placeholder"), gaussians(graph), strict=True)
     ]
+
+
+def same(graph: Graph, new: Graph) -> None:
+    """Both graphs compute the same, in every bit."""
+    inputs = inputs_of(graph)
     first, second = evaluate(graph, inputs), evaluate(new, inputs)
     for a, b in zip(first, second, strict=True):
         assert a.dtype == b.dtype

@@ -1,0 +1,39 @@
+"""Counts that ops keep on the device while a graph runs, by the name of what is counted; read when somebody asks.
+
+One tensor a device, made before any CUDA graph is captured, so a replayed graph counts on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SLOTS = 16384
+
+_tensors: dict[torch.device, Tensor] = {}
+_slots: dict[str, int] = {}
+
+
+def reserve(device: torch.device) -> Tensor:
+    """The device's counts: int64 (SLOTS, 2)."""
+    if device not in _tensors:
+        _tensors[device] = torch.zeros((SLOTS, 2), dtype=torch.int64, device=device)
+    return _tensors[device]
+
+
+def counter(name: str, device: torch.device) -> Tensor:
+    """The two counts of `name`, a view that ops add to. Past SLOTS names, the last slot is shared."""
+    slot = _slots.setdefault(name, min(len(_slots), SLOTS - 1))
+    return reserve(device)[slot]
+
+
+def read() -> dict[str, tuple[int, int]]:
+    """Name -> its counts, summed over devices; waits for them."""
+    total = sum((t.cpu() for t in _tensors.values()), torch.zeros((SLOTS, 2), dtype=torch.int64))
+    return {name: (int(total[slot, 0]), int(total[slot, 1])) for name, slot in _slots.items()}
+
+
+def clear() -> None:
+    """Counts back to zero."""
+    for tensor in _tensors.values():
+        tensor.zero_()
