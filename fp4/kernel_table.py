@@ -12,12 +12,15 @@ from rich.table import Table
 
 import fp4
 from fp4.kernels.compile import candidate
+from fp4.kernels.fp8 import fp8_spec
 from fp4.kernels.inspection import Candidate, Row, examine
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.masks import MaskedSpec, UnrotateSpec
 from fp4.kernels.packed import PackedSpec, readable
 from fp4.kernels.target import BLACKWELL, Target
 from fp4.matmul_table import Shape, matmuls
+from fp4.passes.lower_fp8 import FP8_ONLY
+from fp4.passes.lower_fp8 import formats as fp8_formats
 from fp4.passes.recipes import describe
 from fp4.runtime.spec import Quantizer, Rotation
 
@@ -29,9 +32,9 @@ def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
     """Every quantize kernel that the recipes' operands need, phases included, each once.
 
     An operand is packed where it is saved, decoded where it is not; where the target multiplies FP4, it is also packed with
-    swizzled scales. The tensor amax, after the rotation, is a kernel of its own. An operand that is fprop's, decoded, is read
-    from fprop's codes; a clip mask is written with the codes, and applied as a gradient is rotated back. Raises PolicyError
-    for an unknown recipe.
+    swizzled scales; where it multiplies FP8 alone, packed MXFP4 is made FP8. The tensor amax, after the rotation, is a kernel
+    of its own. An operand that is fprop's, decoded, is read from fprop's codes; a clip mask is written with the codes, and
+    applied as a gradient is rotated back. Raises PolicyError for an unknown recipe.
     """
     found: dict[KernelSpec, None] = {}
     for name in recipes:
@@ -43,6 +46,9 @@ def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
             for gemm, operands in precision.gemms().items():
                 if operands is None:
                     continue
+                pair = operands.first.quantizer, operands.second.quantizer
+                if target.capability in FP8_ONLY:
+                    found.update({fp8_spec(q, dtype): None for q, dtype in zip(pair, fp8_formats(*pair), strict=False) if q})
                 for operand, memory in zip((operands.first, operands.second), MEMORY[gemm], strict=True):
                     if operand.quantizer is None:
                         continue

@@ -6,7 +6,6 @@ Half a byte an element in, a byte out. The tensor's largest scale is read from m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,10 +76,13 @@ class Fp8Kernel(PackedKernel):
 GENERATORS[Fp8Spec] = Fp8Kernel
 
 
+def fp8_spec(q: Quantizer, dtype: str) -> Fp8Spec:
+    """The kernel of what `q` packed. dtype: e5m2 or e4m3."""
+    return Fp8Spec(None, output="values", dtype=dtype, input="fp32", source=MXFP4(block=q.block))
+
+
 class _Fp8Run(PackedRun):
-    def spec(self, **fields: Any) -> Fp8Spec:
-        plain = super().spec(**fields)
-        return Fp8Spec(**{name: getattr(plain, name) for name in plain.__dataclass_fields__})
+    kind = Fp8Spec
 
 
 def operand(
@@ -89,7 +91,7 @@ def operand(
     """Values and factor of ``runtime.fp8.operand``, on a CUDA device. counter: int64 (2,), to which the count of elements
     outside the reach and that of all elements are added."""
     width = 2 * codes.shape[1]
-    run = _Fp8Run(Packed(codes, scales, None, q, width, torch.float32, transposed=False), None)
+    run = _Fp8Run(Packed(codes, scales, None, MXFP4(block=q.block), width, torch.float32, transposed=False), None)
     y = torch.empty((codes.shape[0], width), dtype=dtype, device=codes.device)
     factor = torch.empty((), dtype=torch.float32, device=codes.device)
     pointers = {"y_ptr": y.view(torch.uint8), "top_ptr": top, "factor_ptr": factor, "outside_ptr": counter}

@@ -44,6 +44,8 @@ class Packed:
 class PackedRun(Run):
     """`Run` over the values of a packed matrix."""
 
+    kind: type[PackedSpec] = PackedSpec
+
     def __init__(
         self,
         packed: Packed,
@@ -66,7 +68,7 @@ class PackedRun(Run):
     def spec(self, **fields: Any) -> PackedSpec:
         p = self.operand
         factor = "none" if p.factor is None else "outer" if p.source.has_outer_scale else "tensor"
-        return PackedSpec(
+        return self.kind(
             source=p.source,
             factor=factor,
             input=DECODED[p.dtype],

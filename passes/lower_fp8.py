@@ -20,6 +20,7 @@ from fp4.runtime import fp8
 from fp4.runtime.spec import Quantizer
 
 fp4 = torch.ops.fp4
+FP8_ONLY = (89, 90)  # capability times ten
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def has_fp8(device: torch.device, name: str | None) -> bool:
         target = Target(name) if name is not None else target_of(device)
     except TargetError:
         return False
-    return target.capability in (89, 90)
+    return target.capability in FP8_ONLY
 
 
 def formats(first: Quantizer | None, second: Quantizer | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pytest
 
 from fp4.kernels.build import COMPILE_OPTIONS, build
 from fp4.kernels.compile import compile_kernel
+from fp4.kernels.fp8 import fp8_spec
 from fp4.kernels.inspection import Compiled, inspect
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.masks import MaskedSpec, UnrotateSpec
@@ -48,6 +49,22 @@ def test_nothing_spills_and_nothing_is_approximate(name: str, target: str) -> No
     assert INEXACT.findall(compiled.ptx) == []
     assert (compiled.spills, compiled.stack) == (0, 0)
     assert compiled.count("STG" if not name.endswith("amax") else "RED|ATOM") > 0
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_90"])
+@pytest.mark.parametrize(("dtype", "q"), [("e5m2", MXFP4()), ("e4m3", MXFP4(block=(32, 32)))], ids=str)
+def test_fp8_is_the_hardwares(target: str, dtype: str, q: MXFP4) -> None:
+    """A convert for every two elements of a thread, words of eight codes in, 16 bytes a store out.
+
+    On sm_89 Triton converts by way of FP16, which holds the two significant bits of E2M1 wherever FP8 does not flush them.
+    """
+    spec = fp8_spec(q, dtype)
+    compiled, tile = compile_kernel(spec, Target(target)), tile_of(spec, Target(target))
+    elements, source = tile.rows * tile.units * 16 // (32 * tile.warps), "f16x2" if target == "sm_89" else "f32"
+    assert len(re.findall(rf"cvt\.rn\.satfinite\.{dtype}x2\.{source}", compiled.ptx)) == elements // 2
+    assert (compiled.spills, compiled.stack) == (0, 0)
+    assert compiled.count("STG.E.128") == elements // 16
+    assert INEXACT.findall(compiled.ptx) == []
 
 
 def test_what_is_masked_stays_in_registers() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fp4.kernels.codegen import source
+from fp4.kernels.fp8 import fp8_spec
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Rotation
@@ -30,6 +31,7 @@ CASES: dict[str, tuple[KernelSpec, str]] = {
     "nvfp4_outer": (KernelSpec(NVFP4(outer=128), output="decoded", scaled=True), "sm_90"),
     "mxfp4_quest_h32": (KernelSpec(MXFP4(scale_rule="quest"), Rotation(32, bf16=False)), "sm_90"),
     "mxfp4_to_e5m2": (KernelSpec(MXFP4(), output="decoded", dtype="e5m2"), "sm_90"),
+    "mxfp4_codes_to_e4m3": (fp8_spec(MXFP4(), "e4m3"), "sm_90"),
     "mxfp8": (KernelSpec(MXFP8()), "sm_90"),
     "fp8_128x128": (KernelSpec(FP8(block=(128, 128))), "sm_90"),
     "amax_h128": (KernelSpec(None, H128, output="amax"), "sm_90"),

@@ -67,17 +67,6 @@ def with_sign(magnitude, x):
 
 
 @triton.jit
-def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
-    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
-    a = tl.where(a < TOP, a, TOP)
-    # Binades above the first, in which the subnormals lie on the same grid.
-    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
-    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
-    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
-    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
-
-
-@triton.jit
 def kernel(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 32) * 2
@@ -115,9 +104,7 @@ def kernel(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB
         # store
         s = tl.where(finite, s, float("nan"))
         x = with_sign(value, x) * (repeat(s, 2, 1))[None, :]
-        _, code = round_exmy(tl.abs(x), 2, 15, 57344.0)
-        code = tl.where(x == x, code, 0x7F) | (bits(x) >> 24) & 0x80
-        x = code.to(tl.uint8)
+        x = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
         j = tl.arange(0, 16)[:, None]
         target = y_ptr + (row * width + unit * 16)[None, :] + j
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
