@@ -26,6 +26,7 @@ from benchmarks.gpu_equality import Decoder
 
 TOKENS = 16384
 SHAPES = ((2048, 2048), (4096, 4096), (4096, 11008))  # K, N
+FP8 = ("mxfp4_h16",)  # those whose operands FP8 tensor cores multiply
 RECIPES = ("nvfp4", "quartet2", "mxfp4_h16", "mxfp8")
 
 
@@ -75,10 +76,14 @@ def linear(k: int, n: int) -> dict[str, Any]:
     runs: dict[str, Callable[..., Any]] = {}
     for name in ("bf16", *RECIPES):
         runs[name] = torch.compile(layer, backend="fp4", options={"policy": bare(name)})
+    for name in FP8:
+        runs[f"{name}, FP8"] = torch.compile(layer, backend="fp4", options={"policy": bare(name), "exact": False})
     runs["nvfp4, oracle by Inductor"] = torch.compile(layer, backend="fp4", options={"policy": bare("nvfp4"), "kernels": False})
     for name in ("bf16", *RECIPES):
         graphed: Any = {"policy": bare(name), "mode": "reduce-overhead"}
         runs[f"{name}, CUDA graphs"] = torch.compile(layer, backend="fp4", options=graphed)
+        if name in FP8:
+            runs[f"{name}, FP8, CUDA graphs"] = torch.compile(layer, backend="fp4", options={**graphed, "exact": False})
     rival = torch.compile(lambda t: Afternoon.apply(t, layer.weight))
     runs["rival: plain fake quantizer"] = rival
     times: dict[str, Any] = {}
@@ -98,12 +103,12 @@ def linear(k: int, n: int) -> dict[str, Any]:
     return {"K": k, "N": n, "ms": times, "over bf16": {m: t / base for m, t in times.items() if isinstance(t, float)}}
 
 
-def model(recipe: str) -> dict[str, Any]:
+def model(recipe: str, exact: bool = True) -> dict[str, Any]:
     torch._dynamo.reset()
     torch.cuda.empty_cache()
     torch.manual_seed(0)
     net = Decoder(layers=16, width=2048, vocabulary=32000).cuda().bfloat16()
-    compiled = torch.compile(net, backend="fp4", options={"policy": bare(recipe)})
+    compiled = torch.compile(net, backend="fp4", options={"policy": bare(recipe), "exact": exact})
     tokens = torch.randint(0, 32000, (8, TOKENS // 8 + 1), device="cuda")
 
     def step() -> Tensor:
@@ -116,7 +121,13 @@ def model(recipe: str) -> dict[str, Any]:
     first = step().item()
     torch.cuda.reset_peak_memory_stats()
     ms = milliseconds(step, 10)
-    return {"recipe": recipe, "first loss": first, "ms": ms, "peak GiB": torch.cuda.max_memory_allocated() / 2**30}
+    return {
+        "recipe": recipe,
+        "exact": exact,
+        "first loss": first,
+        "ms": ms,
+        "peak GiB": torch.cuda.max_memory_allocated() / 2**30,
+    }
 
 
 def main() -> None:
@@ -127,7 +138,10 @@ def main() -> None:
     path = Path(sys.argv[1])
     cases: dict[str, list[Callable[[], Any]]] = {
         "linear": [lambda k=k, n=n: linear(k, n) for k, n in SHAPES],
-        "model": [lambda name=name: model(name) for name in ("bf16", *RECIPES[:3])],
+        "model": [
+            *(lambda name=name: model(name) for name in ("bf16", *RECIPES[:3])),
+            *(lambda name=name: model(name, exact=False) for name in FP8),
+        ],
     }
     for part in sys.argv[2:] or cases:
         result[part] = []
