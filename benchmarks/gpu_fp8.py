@@ -4,8 +4,8 @@
 
 Operands: the kernel against the oracle (runtime/fp8.py) on the CPU: values, factor, counts. Products: ``torch._scaled_mm`` of
 two such operands, and the BF16 product of the same operands, each against FP64: the largest error over sum |a||b| in units of
-2^-24, where one FP32 rounding a sum is about 1; and exactly, where sums are short of FP32's 24 bits. Speed: the kernel as a share of
-a device copy of the bytes it moves, a few tiles; the largest scale; TFLOP/s of both products.
+2^-24, where one FP32 rounding a sum is about 1; and exactly, where sums are short of FP32's 24 bits. Speed: the kernel as a
+share of a device copy of the bytes it moves, a few tiles; the largest scale; TFLOP/s of both products.
 """
 
 from __future__ import annotations
