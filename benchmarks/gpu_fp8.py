@@ -23,7 +23,8 @@ from torch import Tensor
 
 from benchmarks.gpu_kernels import copy_rate, graph_seconds
 from fp4.kernels import fp8 as kernels
-from fp4.kernels.quantize import launch, quantize
+from fp4.kernels.launch import launch
+from fp4.kernels.quantize import quantize
 from fp4.kernels.target import target_of
 from fp4.kernels.tiles import Tile, tile_of
 from fp4.runtime import fp8, reference

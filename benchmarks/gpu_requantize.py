@@ -29,7 +29,7 @@ from benchmarks.gpu_kernels import copy_rate, graph_seconds
 from fp4.kernels import masks
 from fp4.kernels import quantize as plain
 from fp4.kernels import requantize as kernels
-from fp4.kernels.quantize import launch
+from fp4.kernels.launch import launch
 from fp4.kernels.tiles import Tile, tile_of
 from fp4.runtime import reference
 from fp4.runtime.spec import NVFP4, Quantizer

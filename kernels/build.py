@@ -1,4 +1,4 @@
-"""From source text to a Triton kernel: a file in a cache folder, imported."""
+"""From source text to a Triton kernel: a file in a cache folder, imported; and its launches."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import hashlib
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from fp4.runtime.files import write_whole
 
 # No product and sum contracted into one rounding, and no denormal flushed by the device library's ceil and floor.
 COMPILE_OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
+KINDS = 1024  # of arguments that a kernel keeps
 
 
 def require_triton() -> None:
@@ -45,3 +51,34 @@ def build(text: str) -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module.kernel
+
+
+class Bound:
+    """A Triton kernel, and what it was compiled to for each kind of arguments.
+
+    Triton looks its arguments over at every call: integers that are 1 or a multiple of 16, pointers that are aligned. Here
+    equal integers and equal alignments find the compiled kernel at once. options: of the compilation.
+    """
+
+    def __init__(self, kernel: Any, **options: Any) -> None:
+        self.kernel = kernel
+        self.options = {**options, **COMPILE_OPTIONS}
+        self.names: list[str] = kernel.arg_names
+        self.plain = [name for name in self.names if not name.endswith("site")]  # those that Triton specializes for
+        self.compiled: dict[Any, Any] = {}
+
+    def __call__(self, grid: tuple[int, int, int], device: torch.device, arguments: Mapping[str, Any]) -> Any:
+        """Launch on the device's current stream; returns the compiled kernel."""
+        same = device.type != "cuda" or device.index == torch.cuda.current_device()
+        with nullcontext() if same else torch.cuda.device(device):
+            key = (device.index, *(v.data_ptr() & 15 if isinstance(v := arguments[n], Tensor) else v for n in self.plain))
+            found = self.compiled.get(key)
+            if found is None:
+                found = self.kernel[grid](**{name: arguments[name] for name in self.names}, **self.options)
+                if found is not None:  # the interpreter compiles nothing
+                    if len(self.compiled) == KINDS:
+                        self.compiled.clear()
+                    self.compiled[key] = found
+            else:
+                found[grid](*[arguments[name] for name in self.names])
+        return found

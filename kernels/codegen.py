@@ -208,10 +208,9 @@ class Kernel(ScaleRules):
         spec, q = self.spec, self.spec.quantizer
         assert q is not None
         self.section("store")
-        if spec.writes_tensor_scale:
-            self.once(
-                f"tl.store({self.pointer('tensor_scale_ptr')} + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)"
-            )
+        if not q.has_outer_scale:
+            scale = "tensor_scale" if spec.writes_tensor_scale else f32(1 / q.stretch)
+            self.once(f"tl.store({self.pointer('tensor_scale_ptr')} + tl.program_id(0), {scale}, mask=tl.program_id(0) == 0)")
         if spec.output != "packed":
             return
         scale, block_rows = "s" if spec.fp8_blocks else "scale_code", q.block[0]

@@ -7,13 +7,13 @@ Decoded output is a third pass over codes and scales, half a byte an element rea
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fp4.kernels.build import COMPILE_OPTIONS, build
+from fp4.kernels.build import Bound, build
 from fp4.kernels.helpers import HELPERS, used
 from fp4.runtime.formats import E4M3_HEADROOM_MAX, E4M3_MAX, SCALE_FORMATS
 from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, ceil_div
@@ -134,24 +134,26 @@ def second_pass(
     swizzled: bool = False,
 ) -> Any:
     """Launch the second pass: from `wide` (rows, units) FP32 and its maximum into `scales` and `tensor_scale`."""
-    kernel = build(second_source(q, swizzled, seed.numel() == 3))
+    bound = _second(q, swizzled, seed.numel() == 3)
     rows, units = wide.shape
-    grid = (max(1, ceil_div(rows * units, PER_PROGRAM)),)
-    with torch.cuda.device(wide.device) if wide.device.type == "cuda" else nullcontext():
-        return kernel[grid](
-            wide,
-            largest,
-            scales,
-            tensor_scale,
-            seed.to(wide.device),
-            rows,
-            units,
-            site,
-            N=PER_PROGRAM,
-            FOURS=rows * units % 4 == 0,
-            num_warps=4,
-            **COMPILE_OPTIONS,
-        )
+    arguments = {
+        "wide_ptr": wide,
+        "wide_amax_ptr": largest,
+        "scales_ptr": scales,
+        "tensor_scale_ptr": tensor_scale,
+        "seed_ptr": seed.to(wide.device),
+        "rows": rows,
+        "units": units,
+        "site": site,
+        "N": PER_PROGRAM,
+        "FOURS": rows * units % 4 == 0,
+    }
+    return bound((max(1, ceil_div(rows * units, PER_PROGRAM)), 1, 1), wide.device, arguments)
+
+
+@cache
+def _second(q: NVFP4, swizzled: bool, located: bool) -> Bound:
+    return Bound(build(second_source(q, swizzled, located)), num_warps=4)
 
 
 def decoded(run: Run, dtype: torch.dtype, scaled: bool) -> tuple[Tensor, Tensor]:

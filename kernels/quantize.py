@@ -8,22 +8,20 @@ Results equal the oracle's bit for bit.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fp4.kernels import autotune, posthoc
-from fp4.kernels.build import COMPILE_OPTIONS, build, require_triton
-from fp4.kernels.codegen import source
+from fp4.kernels import posthoc
+from fp4.kernels.build import require_triton
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.target import Target, target_of
-from fp4.kernels.tiles import Tile, tile_of
-from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, Size, ceil_div
+from fp4.kernels.launch import launch
+from fp4.kernels.target import target_of
+from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, ceil_div
 from fp4.runtime.rng import MASK
-from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation, SpecError
+from fp4.runtime.spec import NVFP4, Quantizer, Rotation, SpecError
 
 INPUT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 OUTPUT = {
@@ -192,17 +190,12 @@ class Run:
         return y
 
     def tensor_scale(self) -> Tensor:
-        """Where the kernel writes the tensor scale or the outer scales, or the constant that it is."""
+        """Where the kernel writes the tensor scale or the outer scales."""
         q, device = self.q, self.x.device
         assert q is not None
         if q.has_outer_scale:
             return torch.empty((self.rows, ceil_div(self.width, q.outer)), dtype=torch.float32, device=device)
-        if q.needs_amax:
-            return torch.empty((), dtype=torch.float32, device=device)
-        factor = 1.0
-        if isinstance(q, MXFP4):
-            factor = (3.0 if q.scale_rule == "range_fit" else 1.0) * q.prescale
-        return torch.full((), 1.0 / factor, dtype=torch.float32, device=device)
+        return torch.empty((), dtype=torch.float32, device=device)
 
     def __call__(self, output: str, *, amax: Tensor | None = None, **how: Any) -> None:
         """Launch the kernel of `output`. how: the specification's other fields, and pointers (``..._ptr``)."""
@@ -224,64 +217,14 @@ class Run:
     def spec(self, **fields: Any) -> KernelSpec:
         x = self.x
         columns = x.stride(0) == 1 and x.stride(1) != 1 and x.shape[1] > 1
-        return KernelSpec(memory="columns" if columns else "rows", input=INPUT[x.dtype], **fields)
+        return specification(KernelSpec, memory="columns" if columns else "rows", input=INPUT[x.dtype], **fields)
 
     def read(self) -> dict[str, Any]:
         """Arguments of the kernel beyond those that follow from `x`: what it reads."""
         return {}
 
 
-def launch(
-    spec: KernelSpec,
-    target: Target,
-    x: Tensor,
-    width: Size,
-    seed: Tensor | None,
-    site: int,
-    signs_site: int,
-    pointers: dict[str, Any],
-    tile: Tile | None = None,
-) -> Any:
-    """Run the kernel of `spec` over x (R, C) on the current stream. tile: other than the usual, or the autotuned one.
-
-    pointers: the kernel's other arguments by name, and those that override what follows from x.
-    """
-    kernel = _kernel(spec, target)
-    if tile is None and autotune.enabled() and x.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        from triton.testing import do_bench
-
-        def seconds(candidate: Tile) -> float:
-            run = partial(launch, spec, target, x, width, seed, site, signs_site, pointers, candidate)
-            return do_bench(run, warmup=5, rep=20, return_mode="median") / 1000
-
-        tile = autotune.fastest(
-            spec, target, torch.cuda.get_device_name(x.device), int(pointers.get("rows", x.shape[0])), int(width), seconds
-        )
-    tile = tile or tile_of(spec, target)
-    units = ceil_div(width, spec.block[1]) * spec.block_units
-    arguments: dict[str, Any] = {
-        "x_ptr": x,
-        "seed_ptr": None if seed is None else seed.to(x.device),
-        "rows": x.shape[0],
-        "columns": x.shape[1],
-        "stride_r": x.stride(0),
-        "stride_c": x.stride(1),
-        "site": site,
-        "signs_site": signs_site,
-        "TR": tile.rows,
-        "TB": tile.units,
-        **pointers,
-    }
-    tiles = max(1, ceil_div(arguments["rows"], tile.rows)) * max(1, ceil_div(units, tile.units))
-    grid = (ceil_div(tiles, tile.turns),)
-    with torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext():
-        return kernel[grid](
-            **{name: arguments[name] for name in kernel.arg_names},
-            num_warps=tile.warps,
-            **COMPILE_OPTIONS,
-        )
-
-
 @cache
-def _kernel(spec: KernelSpec, target: Target) -> Any:
-    return build(source(spec, target))
+def specification(kind: type[KernelSpec], **fields: Any) -> Any:
+    """One specification for equal fields: to make one checks it."""
+    return kind(**fields)

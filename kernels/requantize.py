@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.packed import CODES, PackedSpec, readable
-from fp4.kernels.quantize import Run
+from fp4.kernels.quantize import Run, specification
 from fp4.runtime.spec import Quantizer, Rotation, SpecError
 
 DECODED = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -65,10 +66,11 @@ class PackedRun(Run):
             rows, columns = columns, rows
         self.prepare(rows, columns, q, rotation, seed, site, signs_site)
 
-    def spec(self, **fields: Any) -> PackedSpec:
+    def spec(self, **fields: Any) -> KernelSpec:
         p = self.operand
         factor = "none" if p.factor is None else "outer" if p.source.has_outer_scale else "tensor"
-        return self.kind(
+        return specification(
+            self.kind,
             source=p.source,
             factor=factor,
             input=DECODED[p.dtype],

@@ -199,7 +199,7 @@ class ScaleRules(NativeRounding):
             exponent = f"(bits(block_max){carry}) >> 23"
             exponent = f"({exponent}) - {top}" if top else exponent
             self.add(f"scale_code = tl.minimum(tl.maximum({exponent}, 0), 254)")
-        factor = (3.0 if q.scale_rule == "range_fit" else 1.0) * (q.prescale if isinstance(q, MXFP4) else 1.0)
+        factor = q.stretch
         scaled = f"x * {self.over(self.spread(self.call('e8m0_inverse') + '(scale_code)'))}"
         self.elements(scaled if factor == 1 else f"{scaled} * {f32(factor)}")
         if self.spec.output == "decoded":

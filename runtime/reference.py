@@ -406,7 +406,7 @@ def _mx(xb: Tensor, block_max: Tensor, q: MXFP4 | MXFP8, r: Tensor | None) -> Pa
     """Power of two block scales (OCP Microscaling 1.0 and the rules of MXFP4.scale_rule, MXFP8.scale_rule)."""
     # The exponent is that of the block before the prescale, so that 3/4 keeps a maximum below 8 * 2^E within 6 * 2^E.
     scale_code = _mx_scale(xb, block_max, q)
-    factor = (3.0 if q.scale_rule == "range_fit" else 1.0) * (q.prescale if isinstance(q, MXFP4) else 1.0)
+    factor = q.stretch
     tensor_scale = _constant(1.0 / factor, xb)
     scaled = xb * _spread(e8m0_inverse(scale_code))
     if factor != 1.0:

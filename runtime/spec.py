@@ -120,6 +120,11 @@ class Quantizer(_Spec):
         return self.needs_amax
 
     @property
+    def stretch(self) -> float:
+        """What values are multiplied by before they are quantized, a constant; the tensor scale undoes it."""
+        return 1.0
+
+    @property
     def has_outer_scale(self) -> bool:
         """Has the decoded value, in the tensor scale's place, an FP32 factor for every `outer` columns?"""
         return self.outer > 0
@@ -279,7 +284,11 @@ class MXFP4(Quantizer):
 
     @property
     def has_tensor_scale(self) -> bool:
-        return self.scale_rule == "range_fit" or self.prescale != 1
+        return self.stretch != 1
+
+    @property
+    def stretch(self) -> float:
+        return (3.0 if self.scale_rule == "range_fit" else 1.0) * self.prescale
 
 
 @dataclass(frozen=True)

@@ -74,13 +74,14 @@ def round_e2m1(a):
 
 
 @triton.jit
-def kernel(x_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+def kernel(x_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = tl.cdiv(columns, 32) * 32
     units = tl.cdiv(width, 32) * 2
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
+    tl.store(tensor_scale_ptr + tl.program_id(0), 1.0, mask=tl.program_id(0) == 0)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
