@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fp4.runtime.files import write_whole
+from fp4.runtime.layout import Size
 
 # No product and sum contracted into one rounding, and no denormal flushed by the device library's ceil and floor.
 COMPILE_OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
@@ -67,8 +68,9 @@ class Bound:
         self.plain = [name for name in self.names if not name.endswith("site")]  # those that Triton specializes for
         self.compiled: dict[Any, Any] = {}
 
-    def __call__(self, grid: tuple[int, int, int], device: torch.device, arguments: Mapping[str, Any]) -> Any:
+    def __call__(self, grid: tuple[Size, ...], device: torch.device, arguments: Mapping[str, Any]) -> Any:
         """Launch on the device's current stream; returns the compiled kernel."""
+        grid = (*grid, 1, 1)[:3]
         same = device.type != "cuda" or device.index == torch.cuda.current_device()
         with nullcontext() if same else torch.cuda.device(device):
             key = (device.index, *(v.data_ptr() & 15 if isinstance(v := arguments[n], Tensor) else v for n in self.plain))

@@ -56,7 +56,7 @@ def launch(
     arguments["TR"], arguments["TB"] = tile.rows, tile.units
     units = ceil_div(width, spec.block[1]) * spec.block_units
     tiles = max(1, ceil_div(arguments["rows"], tile.rows)) * max(1, ceil_div(units, tile.units))
-    return bound((ceil_div(tiles, tile.turns), 1, 1), x.device, arguments)
+    return bound((ceil_div(tiles, tile.turns),), x.device, arguments)
 
 
 @cache

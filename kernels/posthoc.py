@@ -148,7 +148,7 @@ def second_pass(
         "N": PER_PROGRAM,
         "FOURS": rows * units % 4 == 0,
     }
-    return bound((max(1, ceil_div(rows * units, PER_PROGRAM)), 1, 1), wide.device, arguments)
+    return bound((max(1, ceil_div(rows * units, PER_PROGRAM)),), wide.device, arguments)
 
 
 @cache

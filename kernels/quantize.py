@@ -225,6 +225,6 @@ class Run:
 
 
 @cache
-def specification(kind: type[KernelSpec], **fields: Any) -> Any:
+def specification(kind: Any, **fields: Any) -> Any:
     """One specification for equal fields: to make one checks it."""
     return kind(**fields)

@@ -45,7 +45,7 @@ class Packed:
 class PackedRun(Run):
     """`Run` over the values of a packed matrix."""
 
-    kind: type[PackedSpec] = PackedSpec
+    kind: Any = PackedSpec  # the class of its specifications
 
     def __init__(
         self,

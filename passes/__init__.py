@@ -44,7 +44,7 @@ def lowering(
     if not kernels:
         return rest
     quantize = [LowerEmulated(), *([LowerEmulated(device="cpu")] if target is not None else [])]
-    products = [LowerBlackwell(target, library), *([] if exact else [LowerFp8(target)])]
+    products: list[Lowering] = [LowerBlackwell(target, library), *([] if exact else [LowerFp8(target)])]
     return (*products, *quantize, SwizzleScales(), *rest)
 
 
