@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fp4.kernels import both
+from fp4.kernels.both import BothSpec
 from fp4.kernels.build import COMPILE_OPTIONS, build
 from fp4.kernels.codegen import source
 from fp4.kernels.inspection import TO_FP4, Candidate, Compiled, inspect
@@ -22,18 +24,35 @@ _POINTER = {
 
 def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -> Compiled:
     """Compile the kernel of `spec` as the launcher would for a contiguous operand whose sizes are multiples of 16."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     kernel = build(source(spec, target))
     tile = tile or tile_of(spec, target)
     constants: dict[Any, Any] = {"TR": tile.rows, "TB": tile.units}
     if "stride_r" in kernel.arg_names:
         constants[{"rows": "stride_c", "columns": "stride_r"}[spec.memory]] = 1
-    signature = {name: "constexpr" if name in constants else _type(name, spec) for name in kernel.arg_names}
+    types = {name: _type(name, spec) for name in kernel.arg_names}
+    return _compile(kernel, types, constants, tile, target)
+
+
+def compile_both(spec: BothSpec, target: Target, tile: Tile | None = None) -> Compiled:
+    """As `compile_kernel`, of the kernel of both orientations."""
+    kernel = build(both.source(spec, target))
+    tile = tile or both.tile_of(spec)
+    types = {}
+    for name in kernel.arg_names:
+        part, _, own = name.partition("_")
+        types[name] = _type(own, getattr(spec, part)) if part in both.PARTS and own else _type(name, spec.rows)
+    return _compile(kernel, types, {"TR": tile.rows, "TB": tile.units, "stride_c": 1}, tile, target)
+
+
+def _compile(kernel: Any, types: dict[str, str], constants: dict[Any, Any], tile: Tile, target: Target) -> Compiled:
+    """types: of the arguments. constants: those that are known."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
     divisible = [["tt.divisibility", 16]]
-    attributes = {
+    attributes: dict[Any, Any] = {
         (i,): divisible for i, name in enumerate(kernel.arg_names) if name not in constants and not name.endswith("site")
     }
     compiled = triton.compile(

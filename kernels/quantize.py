@@ -212,7 +212,10 @@ class Run:
             located=quantizes and self.q is not None and self.q.needs_seed and self.seed is not None and self.seed.numel() == 3,
             **fields,
         )
-        launch(spec, self.target, self.x, self.width, self.seed, self.site, self.signs_site, pointers | self.read())
+        self.launch(spec, pointers | self.read())
+
+    def launch(self, spec: KernelSpec, pointers: dict[str, Any]) -> None:
+        launch(spec, self.target, self.x, self.width, self.seed, self.site, self.signs_site, pointers)
 
     def spec(self, **fields: Any) -> KernelSpec:
         x = self.x

@@ -1,0 +1,184 @@
+"""One kernel for an operand that is quantized along its rows and along its columns, as X and dY are in a training step.
+
+A program takes a square tile of x and does both kernels' work on it. Each loads the tile as it would alone, but the second
+finds it in the cache: memory is read once. Bytes and draws are those of the two kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp4.kernels.build import Bound, build
+from fp4.kernels.codegen import Kernel
+from fp4.kernels.helpers import HELPERS, used
+from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.quantize import Run
+from fp4.kernels.target import Target
+from fp4.kernels.tiles import Tile
+from fp4.runtime.layout import ceil_div
+from fp4.runtime.spec import NVFP4, Quantizer, Rotation, SpecError
+
+UNIT = 16
+PARTS = ("rows", "columns")
+ELEMENTS = 4096  # of a tile
+
+
+@dataclass(frozen=True)
+class BothSpec:
+    """rows: the kernel of the operand (R, C), which lies row by row in memory. columns: that of its transpose (C, R)."""
+
+    rows: KernelSpec
+    columns: KernelSpec
+
+    def __post_init__(self) -> None:
+        for name, spec in zip(PARTS, (self.rows, self.columns), strict=True):
+            if spec.memory != name or spec.output not in ("packed", "decoded") or spec.unit != UNIT or spec.posthoc:
+                raise SpecError(
+                    f"{name}: {spec.quantizer}, output={spec.output!r}, memory={spec.memory!r}; write memory={name!r}, packed "
+                    "or decoded output of blocks of at least 16 columns, without posthoc"
+                )
+        if self.rows.input != self.columns.input:
+            raise SpecError(f"input={self.rows.input!r} and {self.columns.input!r}: both read the same matrix")
+        if math.prod(_least(self)) * UNIT > ELEMENTS:
+            raise SpecError(
+                f"{self.rows.quantizer} after {self.rows.rotation} and {self.columns.quantizer} after {self.columns.rotation} "
+                f"want a tile of more than {ELEMENTS} elements; quantize each orientation alone"
+            )
+
+
+class _Part(Kernel):
+    """The lines of one orientation as a function of the tile."""
+
+    def function(self, name: str) -> str:
+        self.body()
+        body = [*self.before, *self.lines, *self.after]
+        lines = "\n".join(f"    {line}" if line.strip() else "" for line in body)
+        return f"@triton.jit\ndef {name}(tile, {', '.join(self.parameters())}, TR: tl.constexpr, TB: tl.constexpr):\n{lines}"
+
+    def parameters(self) -> list[str]:
+        return [*self.pointers, *self.scalars]
+
+    def arguments(self, name: str) -> dict[str, str]:
+        """Parameter -> what the kernel passes for it."""
+        swapped = {"rows": "columns", "columns": "rows", "stride_r": "stride_c", "stride_c": "stride_r"}
+        shared = {"x_ptr": "x_ptr"} | ({n: n for n in swapped} if name == "rows" else swapped)
+        return {p: shared.get(p, f"{name}_{p}") for p in self.parameters()}
+
+
+def source(spec: BothSpec, target: Target) -> str:
+    """The text of the module whose function `kernel` is the kernel."""
+    parts = {name: _Part(part, target) for name, part in zip(PARTS, (spec.rows, spec.columns), strict=True)}
+    functions = [part.function(f"{name}_part") for name, part in parts.items()]
+    given = {name: part.arguments(name) for name, part in parts.items()}
+    own = list(dict.fromkeys(v for arguments in given.values() for v in arguments.values()))
+    own.sort(key=lambda name: not name.endswith("_ptr"))
+    helpers = [HELPERS[name] for name in used(list(dict.fromkeys(h for part in parts.values() for h in part.helpers)))]
+    sites = [name for name in own if name.endswith("site")]
+    kernel = f"""
+@triton.jit(do_not_specialize={sites!r})
+def kernel({", ".join(own)}, TR: tl.constexpr, TB: tl.constexpr):
+    across = tl.maximum(tl.cdiv(columns, TB * {UNIT}), 1)  # a tile is as wide as a rotation: its padding takes none more
+    down = tl.maximum(tl.cdiv(rows, TR), 1)
+    for tile in range(tl.program_id(0), across * down, tl.num_programs(0)):
+        rows_part(tile, {", ".join(given["rows"].values())}, TR, TB)
+        # of the transpose, whose tiles are numbered down the columns
+        transposed = tile % across * down + tile // across
+        columns_part(transposed, {", ".join(given["columns"].values())}, TB * {UNIT}, TR // {UNIT})
+""".strip("\n")
+    titles = [part.title().partition(".\n")[0] for part in parts.values()]
+    title = f'"""{titles[0]}; and of the transpose\n{titles[1]}.\n\nA program takes TR rows x TB units of {UNIT} columns.\n"""'
+    return "\n\n\n".join([f"{title}\n\nimport triton\nimport triton.language as tl", *helpers, *functions, kernel]) + "\n"
+
+
+def tile_of(spec: BothSpec) -> Tile:
+    """As square as rotations and blocks allow; 64 elements a thread, or 32 where more would not stay in its registers."""
+    rows, units = _least(spec)
+    while rows * units * UNIT < ELEMENTS:
+        rows, units = (2 * rows, units) if rows < UNIT * units else (rows, 2 * units)
+    return Tile(rows, units, 4 if _crowded(spec.rows) or _crowded(spec.columns) else 2, 1)
+
+
+def _least(spec: BothSpec) -> tuple[int, int]:
+    (rows, units), (transposed_rows, transposed_units) = spec.rows.least_tile, spec.columns.least_tile
+    return max(rows, UNIT * transposed_units), max(units, transposed_rows // UNIT)
+
+
+def _crowded(spec: KernelSpec) -> bool:
+    q = spec.quantizer
+    return spec.rotation_units > 1 or (isinstance(q, NVFP4) and (q.four_six or q.rounding == "ms_eden"))
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one orientation is quantized: arguments of ``quantize.quantize``, or, with a dtype, of ``fake_quantize``."""
+
+    q: Quantizer
+    dtype: torch.dtype | None = None
+    scaled: bool = False
+    amax: Tensor | None = None
+    rotation: Rotation | None = None
+    seed: Tensor | None = None
+    site: int = 0
+    signs_site: int | None = None
+    swizzled: bool = False
+
+
+class _Side(Run):
+    """`Run` whose launch of the quantizer is noted, not made."""
+
+    def __init__(self, x: Tensor, side: Side) -> None:
+        super().__init__(x, side.q, side.rotation, side.seed, side.site, side.signs_site)
+        self.side = side
+
+    def launch(self, spec: KernelSpec, pointers: dict[str, Any]) -> None:
+        if spec.quantizer is None:  # an amax that the quantizer needs
+            super().launch(spec, pointers)
+        else:
+            self.noted, self.pointers = spec, pointers
+
+    def results(self) -> tuple[Tensor, ...]:
+        s = self.side
+        return self.packed(s.amax, s.swizzled) if s.dtype is None else self.decoded(s.dtype, s.scaled, s.amax)
+
+
+def quantize(x: Tensor, rows: Side, columns: Side) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """What ``quantize`` (or ``fake_quantize``, for a side with a dtype) of x, and of its transpose, return, in one read of x.
+
+    x: (R, C) on a CUDA device, each row's elements together in memory; else ValueError. Raises SpecError for a quantizer of
+    blocks below 16 columns, or with posthoc.
+    """
+    if x.dim() != 2 or (x.stride(1) != 1 and x.shape[1] > 1):
+        raise ValueError(f"x of shape {tuple(x.shape)} and strides {x.stride()}; pass a matrix whose rows are contiguous")
+    for side in (rows, columns):
+        if isinstance(side.q, NVFP4) and side.q.posthoc:
+            raise SpecError(f"{side.q}: its scales are made by a second pass; quantize each orientation alone")
+    sides = _Side(x, rows), _Side(x.t(), columns)
+    results = tuple(side.results() for side in sides)
+    parts = [_oriented(side.noted, memory) for side, memory in zip(sides, PARTS, strict=True)]
+    bound, tile = _bound(BothSpec(*parts), sides[0].target)
+    arguments: dict[str, Any] = {"x_ptr": x, "rows": x.shape[0], "columns": x.shape[1]}
+    arguments |= {"stride_r": x.stride(0), "stride_c": 1, "TR": tile.rows, "TB": tile.units}
+    for side, name in zip(sides, PARTS, strict=True):
+        given = {**side.pointers, "seed_ptr": side.seed, "site": side.site, "signs_site": side.signs_site}
+        arguments |= {f"{name}_{key}": value for key, value in given.items()}
+    across, down = ceil_div(x.shape[1], tile.units * UNIT), ceil_div(x.shape[0], tile.rows)
+    bound((max(1, across) * max(1, down),), x.device, arguments)
+    return results[0], results[1]
+
+
+@cache
+def _oriented(spec: KernelSpec, memory: str) -> KernelSpec:
+    """The specification as if its operand lay so: that of a single row or column could be either."""
+    return KernelSpec(**{name: getattr(spec, name) for name in spec.__dataclass_fields__} | {"memory": memory})
+
+
+@cache
+def _bound(spec: BothSpec, target: Target) -> tuple[Bound, Tile]:
+    tile = tile_of(spec)
+    return Bound(build(source(spec, target)), num_warps=tile.warps), tile
