@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_both RESULT.json
 
-Equality: every result of the one kernel is that of the two, bit for bit (which equal the oracle: gpu_kernels). Speed: GPU time of
-CUDA graphs of the kernels, as a share of what a device copy of the bytes that must move would take: x once, both results.
+Equality: every result of the one kernel is that of the two, bit for bit (which equal the oracle: gpu_kernels). Speed: GPU
+time of CUDA graphs of the kernels, as a share of what a copy of the bytes that must move would take: x once, both results.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from torch import Tensor
 from fp4.kernels import quantize as kernels
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import target_of
-from fp4.kernels.tiles import Tile, tile_of
+from fp4.kernels.tiles import Tile, fitted
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation
 from tests.kernels.equality import differences, recipe_operands, supported
 from tests.runtime.cases import DATA, QUANTIZERS, SHAPES, gaussian
@@ -208,12 +208,12 @@ BY_COLUMNS = (
 )  # fmt: skip
 
 
-def tiles(spec: KernelSpec) -> list[Tile]:
-    """The usual tile first, then others of 1024 to 16384 elements."""
-    usual = tile_of(spec, target_of(torch.device("cuda")))
+def tiles(spec: KernelSpec, shape: tuple[int, int]) -> list[Tile]:
+    """The usual tile of the shape first, then, for the first size, others of 1024 to 16384 elements."""
+    columns = shape[spec.memory == "rows"]
+    found = [fitted(spec, target_of(torch.device("cuda")), math.ceil(columns / spec.block[1]) * spec.block_units)]
     least_rows, least_units = spec.least_tile
-    found = [usual]
-    if "usual" in sys.argv:
+    if "usual" in sys.argv or shape != SIZES[0]:
         return found
     for rows, units, warps in BY_ROWS if spec.memory == "rows" else BY_COLUMNS:
         tile = Tile(max(rows, least_rows), max(units, least_units), warps)
@@ -259,12 +259,12 @@ def launcher(spec: KernelSpec, shape: tuple[int, int]) -> tuple[Callable[[Tile |
     return run, moved
 
 
-def warm(job: tuple[int, int]) -> None:
+def warm(job: tuple[int, int, tuple[int, int]]) -> None:
     """Compile a case's kernels in a worker, into Triton's cache on disk."""
-    case, tile = job
+    case, tile, shape = job
     spec = speed_cases()[case][1]
     try:
-        launcher(spec, (256, 512))[0](tiles(spec)[tile])
+        launcher(spec, (256, 512))[0](tiles(spec, shape)[tile])
         torch.cuda.synchronize()
     except Exception:
         torch.cuda.empty_cache()  # the measurement will meet the same error and report it
@@ -299,7 +299,7 @@ def copy_rate(shape: tuple[int, int]) -> float:
 def speed(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     cases = speed_cases()
     start = time.time()
-    jobs = [(i, j) for i, (_, spec) in enumerate(cases) for j in range(len(tiles(spec)))]
+    jobs = [(i, j, shape) for shape in SIZES for i, (_, spec) in enumerate(cases) for j in range(len(tiles(spec, shape)))]
     pool.map(warm, jobs, chunksize=2)
     result: dict[str, Any] = {"compile seconds": time.time() - start, "kernels compiled": len(jobs)}
     for shape in SIZES:
@@ -310,8 +310,7 @@ def speed(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
             found: dict[str, Any] = {}
             try:
                 run, moved = launcher(spec, shape)
-                # On the second size the usual tile alone.
-                for i, tile in enumerate(tiles(spec) if shape == SIZES[0] else tiles(spec)[:1]):
+                for i, tile in enumerate(tiles(spec, shape)):
                     try:
                         compiled = run(tile)
                         rate = moved / graph_seconds(functools.partial(run, tile))

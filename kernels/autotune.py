@@ -1,7 +1,7 @@
 """The fastest tile of a kernel for a class of shapes, measured once a GPU and kept on disk. Off unless asked for.
 
 Bits never depend on a tile, so this changes speed alone. ``FP4_AUTOTUNE=1`` switches it on; without it, in a captured CUDA
-graph, and under the interpreter, a kernel has its usual tile (``tiles.tile_of``), which depends on nothing but its
+graph, and under the interpreter, a kernel has its usual tile (``tiles.fitted``), which depends on nothing but its
 specification and target.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from fp4.kernels.build import Bound, build
 from fp4.kernels.codegen import source
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target
-from fp4.kernels.tiles import Tile, tile_of
+from fp4.kernels.tiles import Tile, fitted
 from fp4.runtime.layout import Size, ceil_div
 
 
@@ -52,14 +52,16 @@ def launch(
             return do_bench(run, warmup=5, rep=20, return_mode="median") / 1000
 
         tile = autotune.fastest(spec, target, torch.cuda.get_device_name(x.device), int(arguments["rows"]), int(width), seconds)
-    bound, tile = _bound(spec, target, tile)
-    arguments["TR"], arguments["TB"] = tile.rows, tile.units
     units = ceil_div(width, spec.block[1]) * spec.block_units
+    tile = tile or _fitted(spec, target, int(units))
+    arguments["TR"], arguments["TB"] = tile.rows, tile.units
     tiles = max(1, ceil_div(arguments["rows"], tile.rows)) * max(1, ceil_div(units, tile.units))
-    return bound((ceil_div(tiles, tile.turns),), x.device, arguments)
+    return _bound(spec, target, tile)((ceil_div(tiles, tile.turns),), x.device, arguments)
+
+
+_fitted = lru_cache(fitted)
 
 
 @cache
-def _bound(spec: KernelSpec, target: Target, tile: Tile | None) -> tuple[Bound, Tile]:
-    tile = tile or tile_of(spec, target)
-    return Bound(build(source(spec, target)), num_warps=tile.warps), tile
+def _bound(spec: KernelSpec, target: Target, tile: Tile) -> Bound:
+    return Bound(build(source(spec, target)), num_warps=tile.warps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.packed import CODES, PackedSpec
@@ -18,6 +18,20 @@ class Tile:
     units: int
     warps: int = 4
     turns: int = 4
+
+
+NARROWEST = 16  # units: 512 bytes of a row
+LOST = 1 / 24  # share of the tiles' columns that may lie outside the operand
+
+
+def fitted(spec: KernelSpec, target: Target, units: int) -> Tile:
+    """The usual tile for an operand of so many units a row: flatter where too much of the row's last tile would be empty."""
+    tile, least = tile_of(spec, target), spec.least_tile[1]
+    if spec.memory == "columns" or target.name == INTERPRETER:
+        return tile
+    while tile.units >= 2 * max(least, NARROWEST) and -units % tile.units > LOST * units:
+        tile = replace(tile, rows=2 * tile.rows, units=tile.units // 2)
+    return tile
 
 
 def tile_of(spec: KernelSpec, target: Target) -> Tile:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from fp4.kernels.build import COMPILE_OPTIONS, KINDS, Bound
+from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.target import Target
+from fp4.kernels.tiles import fitted, tile_of
+from fp4.runtime.spec import NVFP4, Rotation
 
 CPU = torch.device("cpu")
 
@@ -78,3 +83,19 @@ def test_the_interpreter_compiles_nothing() -> None:
     for _ in range(2):
         bound((1, 1, 1), CPU, {"x_ptr": x, "rows": 1, "site": 0, "N": 8})
     assert len(kernel.bindings) == 2
+
+
+@pytest.mark.parametrize(("columns", "units"), [(4096, 128), (11008, 64), (2752, 16), (384, 16), (2048, 128), (160, 16)])
+def test_a_tile_is_flatter_where_a_row_would_not_fill_it(columns: int, units: int) -> None:
+    """As many elements and warps; 11008 columns are 5.4 tiles of 2048, and 10.75 of 1024."""
+    spec, target = KernelSpec(NVFP4(), Rotation(16)), Target("sm_90")
+    usual, tile = tile_of(spec, target), fitted(spec, target, columns // 16)
+    assert tile.units == units
+    assert (tile.rows * tile.units, tile.warps, tile.turns) == (usual.rows * usual.units, usual.warps, usual.turns)
+
+
+def test_a_tile_is_as_wide_as_a_rotation() -> None:
+    spec = KernelSpec(NVFP4(), Rotation(256, bf16=False))
+    assert fitted(spec, Target("sm_90"), 16 * 3).units >= spec.rotation_units
+    columns = KernelSpec(NVFP4(), memory="columns")
+    assert fitted(columns, Target("sm_90"), 3) == tile_of(columns, Target("sm_90"))
