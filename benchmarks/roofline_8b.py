@@ -1,4 +1,5 @@
-"""What `fp4 roofline` predicts for the linears of Llama 3 8B, 16384 tokens a step, on Blackwell GPUs. Nothing is measured.
+"""What `fp4 roofline` predicts for the linears of Llama 3 8B, 16384 tokens a step, on Blackwell GPUs, and on an
+H200 with MXFP4 multiplied in FP8 (exact=False). Nothing is measured.
 
 ``python -m benchmarks.roofline_8b`` writes results/roofline_8b.json and docs/plots/roofline.png (B200, nvfp4).
 """
@@ -34,20 +35,24 @@ def gains(found: Any) -> dict[str, float]:
 
 def main() -> None:
     sites, rows = llama(), []
-    for name in ("b200", "b300", "rtx5090"):
-        for recipe in ("nvfp4", "quartet2", "mxfp4_h16"):
-            found = predict(sites, gpu(name), recipe)
-            plain = found.step("bf16")
-            rows.append(
-                {
-                    "gpu": name,
-                    "recipe": recipe,
-                    "inputs": found.to_dict()["inputs"],
-                    "step_ms": {p: 1e3 * found.step(p) for p in ("bf16", "fp8", "fp4")},
-                    "step_gain": {p: plain / found.step(p) for p in ("fp8", "fp4")},
-                    "linear_gain": gains(found),
-                }
-            )
+    cases = [(name, recipe, True) for name in ("b200", "b300", "rtx5090") for recipe in ("nvfp4", "quartet2", "mxfp4_h16")]
+    cases += [("h200", "mxfp4_h16", exact) for exact in (True, False)]
+    for name, recipe, exact in cases:
+        found = predict(sites, gpu(name), recipe, exact=exact)
+        free = predict(sites, gpu(name).changed(quantize=1e9, fp8_operand=1e9), recipe, exact=exact)
+        plain = found.step("bf16")
+        rows.append(
+            {
+                "gpu": name,
+                "recipe": recipe,
+                "exact": exact,
+                "inputs": found.to_dict()["inputs"],
+                "step_ms": {p: 1e3 * found.step(p) for p in ("bf16", "fp8", "fp4")},
+                "step_gain": {p: plain / found.step(p) for p in ("fp8", "fp4")},
+                "step_gain_if_quantizing_were_free": plain / free.step("fp4"),
+                "linear_gain": gains(found),
+            }
+        )
     draw(predict(sites, gpu("b200"), "nvfp4"), str(PLOT))
     write("roofline_8b", {"prediction": True, "tokens": 16384, "predicted": rows})
 

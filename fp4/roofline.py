@@ -4,6 +4,9 @@ A GEMM takes 2 M N K operations at the published dense peak times the share of i
 multiprocessors that its tiles occupy; no less than its bytes at the memory's speed. A quantized operand takes its bytes, read
 in BF16 (twice where a tensor amax is needed) and written as codes or decoded, at the speed of the generated kernels: shares of
 a copy, measured on an H200. Every kernel has a fixed cost. What is not a linear takes the same time in every precision.
+
+exact=False is the backend's option: where tensor cores have FP8 and not FP4, MXFP4 operands are packed, their codes read once
+more and written as FP8, and multiplied at the FP8 peak.
 """
 
 from __future__ import annotations
@@ -19,19 +22,21 @@ from fp4.compiler.policy import GemmPrecision, LinearSite, Policy
 from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation
 
 ROLES = ("fprop", "dgrad", "wgrad")
-# Share of a copy's speed of the quantize kernels on an H200 (docs/kernels.md): decoded and packed along rows of memory, decoded
-# and packed along its columns.
+# Share of a copy's speed of the quantize kernels on an H200, (16384, 4096), by their names in
+# benchmarks/results/gpu_kernels_h200.json: decoded and packed along rows of memory, decoded and packed along its columns.
 SHARES = {
-    "nearest": (0.84, 0.72, 0.71, 0.26),
-    "square": (0.72, 0.70, 0.61, 0.36),
-    "hadamard 16": (0.83, 0.58, 0.62, 0.24),
-    "hadamard 128": (0.62, 0.38, 0.44, 0.21),
-    "stochastic": (0.57, 0.35, 0.30, 0.15),
-    "four_six": (0.38, 0.19, 0.06, 0.06),
-    "ms_eden": (0.40, 0.25, 0.13, 0.10),
-    "mx": (0.75, 0.71, 0.84, 0.33),
+    "nearest": (0.95, 0.76, 0.84, 0.48),
+    "nearest 16x16": (0.65, 0.69, 0.80, 0.63),
+    "nearest H16": (0.88, 0.61, 0.80, 0.48),
+    "nearest H128": (0.76, 0.45, 0.61, 0.39),
+    "stochastic": (0.80, 0.48, 0.64, 0.39),
+    "stochastic H16": (0.68, 0.43, 0.55, 0.35),
+    "four_six": (0.43, 0.25, 0.39, 0.24),
+    "ms_eden H128": (0.47, 0.29, 0.38, 0.23),
+    "mxfp4 floor": (0.98, 0.76, 0.90, 0.56),
 }
-AMAX_SHARE = 0.78
+# The same of the kernels that find a tensor's amax: along rows of memory, along its columns.
+AMAX_SHARES = {"amax": (0.96, 0.92), "amax H16": (0.80, 0.77), "amax H128": (0.50, 0.51)}
 
 
 class RooflineError(ValueError):
@@ -45,8 +50,9 @@ class Inputs:
     target: the architecture, which says what is multiplied as it is. bf16, fp8, fp4: published dense peaks, TFLOP/s, FP32
     accumulation; 0 where there is none. bandwidth: published, TB/s. processors: multiprocessors. *_efficiency: share of the
     peak that large GEMMs reach; copy_efficiency: share of the bandwidth that a copy reaches. quantize: factor on the measured
-    speed of the quantize kernels. kernel_us: fixed cost of a kernel, microseconds. rest: share of a BF16 step that is no
-    linear. assumed: fields that no measurement stands behind.
+    speed of the quantize kernels. fp8_operand: share of a copy's speed of the kernel that writes codes as FP8. kernel_us: fixed
+    cost of a kernel, microseconds. rest: share of a BF16 step that is no linear. assumed: fields that no measurement stands
+    behind.
     """
 
     gpu: str
@@ -61,6 +67,7 @@ class Inputs:
     fp4_efficiency: float = 0.60
     copy_efficiency: float = 0.87
     quantize: float = 1.0
+    fp8_operand: float = 0.8
     kernel_us: float = 3.0
     rest: float = 0.21
     assumed: tuple[str, ...] = ()
@@ -76,12 +83,13 @@ class Inputs:
         return dataclasses.replace(self, assumed=tuple(a for a in self.assumed if a not in values), **values)  # type: ignore[arg-type]
 
 
-_ELSEWHERE = ("bf16_efficiency", "fp8_efficiency", "fp4_efficiency", "copy_efficiency", "quantize", "kernel_us", "rest")
+_NOWHERE = ("fp8_operand", "kernel_us", "rest")
+_ELSEWHERE = ("bf16_efficiency", "fp8_efficiency", "fp4_efficiency", "copy_efficiency", "quantize", *_NOWHERE)
 # NVIDIA: H200 data sheet; DGX B200 and B300 data sheets (dense, an eighth of the system); RTX Blackwell architecture paper
 # (RTX 5090, FP32 accumulation). The efficiencies are those measured on an H200: BF16 660-730 of 989 TFLOP/s, FP8 1120-1270 of
 # 1979, a copy 4.18 of 4.8 TB/s.
 GPUS = {
-    "h200": Inputs("NVIDIA H200", "sm_90", 989, 1979, 0, 4.8, 132, assumed=("kernel_us", "rest")),
+    "h200": Inputs("NVIDIA H200", "sm_90", 989, 1979, 0, 4.8, 132, assumed=_NOWHERE),
     "b200": Inputs("NVIDIA B200", "sm_100a", 2250, 4500, 9000, 8.0, 148, assumed=_ELSEWHERE),
     "b300": Inputs("NVIDIA B300", "sm_103a", 2250, 4500, 13500, 8.0, 160, assumed=_ELSEWHERE),
     "rtx5090": Inputs("NVIDIA GeForce RTX 5090", "sm_120a", 209.5, 419, 1676, 1.792, 170, assumed=_ELSEWHERE),
@@ -119,11 +127,12 @@ class LinearTime:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All linears of a step. step: seconds of a whole step, by precision."""
+    """All linears of a step. step: seconds of a whole step, by precision. exact: no MXFP4 operands are multiplied in FP8."""
 
     inputs: Inputs
     recipe: str
     linears: tuple[LinearTime, ...]
+    exact: bool = True
 
     def total(self, precision: str) -> float:
         """Seconds of all linears: precision bf16, fp8 or fp4."""
@@ -138,14 +147,20 @@ class Prediction:
         return {
             "prediction": True,
             "recipe": self.recipe,
+            "exact": self.exact,
             "inputs": dataclasses.asdict(self.inputs),
             "step_seconds": {p: self.step(p) for p in ("bf16", "fp8", "fp4")},
             "linears": [dataclasses.asdict(x) for x in self.linears],
         }
 
 
-def predict(sites: Sequence[LinearSite], inputs: Inputs, recipe: str = "nvfp4", policy: Policy | None = None) -> Prediction:
-    """Predicted times of a model's linears. sites: as ``linears`` finds them. policy: in place of the recipe's own."""
+def predict(
+    sites: Sequence[LinearSite], inputs: Inputs, recipe: str = "nvfp4", policy: Policy | None = None, exact: bool = True
+) -> Prediction:
+    """Predicted times of a model's linears. sites: as ``linears`` finds them. policy: in place of the recipe's own.
+
+    exact: the backend's option; False: MXFP4 operands are multiplied in FP8 on a target with FP8 tensor cores and no FP4 ones.
+    """
     if not 0 <= inputs.rest < 1:
         raise RooflineError(f"rest={inputs.rest}; write a share from 0 to under 1")
     chosen = policy or fp4.recipe(recipe)
@@ -160,13 +175,13 @@ def predict(sites: Sequence[LinearSite], inputs: Inputs, recipe: str = "nvfp4", 
         for role in site.roles:
             mnk = _product(site, role)
             plain = _product_seconds(inputs, *mnk, "bf16", 2.0, 2.0)
-            seconds, how[role] = _gemm(inputs, role, mnk, precisions[role])
+            seconds, how[role] = _gemm(inputs, role, mnk, precisions[role], exact)
             times[role] = seconds, plain
-            total8 += _gemm(inputs, role, mnk, eight[role])[0]
+            total8 += _gemm(inputs, role, mnk, eight[role], exact)[0]
         bf16, fp4_seconds = (sum(t[i] for t in times.values()) for i in (1, 0))
         sizes = (int(site.m or 0), int(site.n or 0), int(site.k or 0))
         found.append(LinearTime(site.name, *sizes, bf16, total8, fp4_seconds, times, how))
-    return Prediction(inputs, chosen.name if policy else recipe, tuple(found))
+    return Prediction(inputs, chosen.name if policy else recipe, tuple(found), exact)
 
 
 def _product(site: LinearSite, role: str) -> tuple[int, int, int]:
@@ -175,21 +190,27 @@ def _product(site: LinearSite, role: str) -> tuple[int, int, int]:
     return {"fprop": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[role]
 
 
-def _gemm(inputs: Inputs, role: str, mnk: tuple[int, int, int], precision: GemmPrecision) -> tuple[float, str]:
+def _gemm(inputs: Inputs, role: str, mnk: tuple[int, int, int], precision: GemmPrecision, exact: bool) -> tuple[float, str]:
     """Seconds of a GEMM and of quantizing its operands, and how it is multiplied."""
     from fp4.kernels.matmul_spec import no_instruction
     from fp4.kernels.target import Target
+    from fp4.passes.lower_fp8 import FP8_ONLY, formats
 
     m, n, k = mnk
     first, second = precision.first.quantizer, precision.second.quantizer
     if not precision.quantized:
         return _product_seconds(inputs, m, n, k, "bf16", 2.0, 2.0), "BF16"
-    reason = no_instruction(first, second, Target(inputs.target))
+    target = Target(inputs.target)
+    reason = no_instruction(first, second, target)
+    in_fp8 = not exact and target.capability in FP8_ONLY and bool(formats(first, second))
     total = sum(
-        _quantize_seconds(inputs, role, i, rows, k, q, precision.rotation, bool(reason))
+        _quantize_seconds(inputs, role, i, rows, k, q, precision.rotation, bool(reason) and not in_fp8)
         for i, (rows, q) in enumerate(((m, first), (n, second)))
         if q is not None
     )
+    if in_fp8:
+        total += sum(_fp8_seconds(inputs, rows * k, q) for rows, q in ((m, first), (n, second)) if q is not None)
+        return total + _product_seconds(inputs, m, n, k, "fp8", 1.0, 1.0), "MXFP4 in FP8"
     if reason:
         return total + _product_seconds(inputs, m, n, k, "bf16", 2.0, 2.0), f"emulated: {reason}"
     assert first is not None
@@ -222,13 +243,20 @@ def _quantize_seconds(
     saved = role == "wgrad" and operand == 1  # X: packed by forward
     packed = saved or not emulated
     shares = SHARES[_kind(q, rotation)]
+    amax_share = AMAX_SHARES["amax" + _rotated(rotation)][along_columns]
     share = shares[2 * along_columns + packed] * inputs.quantize
     seconds = [elements * (2.0 + (packed_bytes if packed else 2.0)) / (_copy(inputs) * share)]
     if q.needs_amax:
-        seconds.append(elements * 2.0 / (_copy(inputs) * AMAX_SHARE * inputs.quantize))
+        seconds.append(elements * 2.0 / (_copy(inputs) * amax_share * inputs.quantize))
     if saved and emulated:  # decoded again by backward
         seconds.append(elements * (packed_bytes + 2.0) / (_copy(inputs) * shares[0] * inputs.quantize))
     return sum(seconds) + len(seconds) * inputs.kernel_us * 1e-6
+
+
+def _fp8_seconds(inputs: Inputs, elements: int, q: Quantizer) -> float:
+    """Seconds of turning packed codes into an FP8 tensor: the largest scale is found, then codes are read and bytes written."""
+    moved = elements * (q.bits_per_element / 8 + 1.0)
+    return moved / (_copy(inputs) * inputs.fp8_operand) + 2 * inputs.kernel_us * 1e-6
 
 
 def _kind(q: Quantizer, rotation: Rotation | None) -> str:
@@ -236,14 +264,19 @@ def _kind(q: Quantizer, rotation: Rotation | None) -> str:
     if isinstance(q, NVFP4) and q.four_six:
         return "four_six"
     if q.rounding == "ms_eden":
-        return "ms_eden"
+        return "ms_eden H128"
     if q.rounding == "stochastic":
-        return "stochastic"
+        return "stochastic" if rotation is None else "stochastic H16"
     if rotation is not None:
-        return "hadamard 16" if rotation.size <= 32 else "hadamard 128"
+        return "nearest" + _rotated(rotation)
     if q.block[0] > 1:
-        return "square"
-    return "nearest" if isinstance(q, NVFP4) else "mx" if isinstance(q, MXFP4) or q.scale_format == "e8m0" else "nearest"
+        return "nearest 16x16"
+    return "mxfp4 floor" if isinstance(q, MXFP4) or q.scale_format == "e8m0" else "nearest"
+
+
+def _rotated(rotation: Rotation | None) -> str:
+    """What a rotation adds to a kernel's name in SHARES and AMAX_SHARES."""
+    return "" if rotation is None else " H16" if rotation.size <= 32 else " H128"
 
 
 def linears(model: Any, *inputs: Any, **named: Any) -> list[LinearSite]:

@@ -33,6 +33,10 @@ def roofline(
         list[str] | None, _option(GPU, "Change an input: NAME=VALUE, e.g. fp4_efficiency=0.7; may be repeated.", "--set")
     ] = None,
     recipe: Annotated[str, _option(MODEL, "What FP4 means; `fp4 recipes` lists them.")] = "nvfp4",
+    exact: Annotated[
+        bool,
+        _option(MODEL, "--no-exact: multiply MXFP4 in FP8 where there is no FP4 (h200), as options={'exact': False} does."),
+    ] = True,
     batch: Annotated[int, _option(MODEL, "Sequences a step of a language model.")] = 8,
     seq: Annotated[int, _option(MODEL, "Tokens a sequence of a language model.")] = 2048,
     plot: Annotated[str | None, _option(SHOWN, "Write the times by linear there, PNG, SVG or PDF.", default="none")] = None,
@@ -53,7 +57,7 @@ def roofline(
         sites = model_of.linears(model, *arguments, **named)
         if not sites:
             raise SourceError(f"{source}: no nn.Linear was called, so there is nothing to predict")
-        found = model_of.predict(sites, inputs, recipe)
+        found = model_of.predict(sites, inputs, recipe, exact=exact)
         if plot is not None:
             draw(found, plot)
     except (SourceError, model_of.RooflineError, fp4.PolicyError, ImportError) as error:
@@ -167,10 +171,12 @@ def draw(found: Any, path: str) -> None:
     for i, (label, precision, color) in enumerate(series):
         values = [1e3 * getattr(alike[0], precision) for _, alike in kinds]
         axes.barh([j + (i - 1) * 0.28 for j in range(len(kinds))], values, 0.28, label=label, color=color)
-    labels = [f"{key[0]} ({key[2]} x {key[3]}), {len(alike)}" for key, alike in kinds]
+    kept = [" in BF16" * (set(alike[0].how.values()) == {"BF16"}) for _, alike in kinds]
+    labels = [f"{key[0]} ({key[2]} x {key[3]}), {len(alike)}{k}" for (key, alike), k in zip(kinds, kept, strict=True)]
     axes.set_yticks(range(len(kinds)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.set_xlim(left=0.5 * min(1e3 * min(x.bf16, x.fp8, x.fp4) for x in found.linears))
     axes.set_xlabel("ms of one linear a step, forward and backward")
     axes.set_title(f"{found.inputs.gpu}: predicted, not measured")
     axes.legend()
