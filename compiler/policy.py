@@ -27,6 +27,7 @@ from fp4.runtime.spec import MXFP4, Quantizer, Rotation, SpecError
 
 GEMMS = ("fprop", "dgrad", "wgrad")
 SOURCES = ("original", "forward")
+OUTPUTS = ("", "fp32")
 # Language-model heads and MoE routers, as the usual model codes name them.
 HEADS = ("lm_head", "*.lm_head", "output", "*.output_projection", "*.embed_out", "embed_out", "*.router", "*.gate")
 
@@ -87,21 +88,26 @@ class GemmPrecision:
 
     first: X in fprop, dY in dgrad and wgrad. second: W in fprop and dgrad, X in wgrad. A bare quantizer or None is taken
     as an Operand. The rotation acts on both operands along the contracted dimension, so it cancels in the product.
+    output: dtype of the result, "" as the model has it, or "fp32" in wgrad: where the parameter is FP32 and the model runs in
+        BF16 (autocast), dW goes into the gradient without the rounding to BF16 before.
     """
 
     first: Operand
     second: Operand
     rotation: Rotation | None
+    output: str
 
     def __init__(
         self,
         first: Operand | Quantizer | None = None,
         second: Operand | Quantizer | None = None,
         rotation: Rotation | None = None,
+        output: str = "",
     ) -> None:
         object.__setattr__(self, "first", _operand(first, "first"))
         object.__setattr__(self, "second", _operand(second, "second"))
         object.__setattr__(self, "rotation", rotation)
+        object.__setattr__(self, "output", output)
         if self.rotation is not None and not isinstance(self.rotation, Rotation):
             raise PolicyError(f"rotation={self.rotation!r}: write fp4.Rotation(size=16, signs='fixed'), or None")
         if self.first.source == "forward":
@@ -111,6 +117,13 @@ class GemmPrecision:
             )
         if self.rotation is not None and not self.quantized:
             raise PolicyError("a rotation with no quantized operand only costs time: give `first` or `second` a quantizer")
+        if self.output not in OUTPUTS:
+            raise PolicyError(f"output={self.output!r}: write 'fp32' (of wgrad), or '' for the dtype that the model has")
+        if self.output and not self.quantized:
+            raise PolicyError(
+                f"output={self.output!r} with no quantized operand: the GEMM is the model's own, and so is its result. Give "
+                "`first` or `second` a quantizer, or leave output out"
+            )
         for operand in (self.first, self.second):
             q = operand.quantizer
             if q is not None and q.rounding == "ms_eden" and (self.rotation is None or self.rotation.signs != "fresh"):
@@ -125,7 +138,8 @@ class GemmPrecision:
 
     def __str__(self) -> str:
         text = f"{self.first} x {self.second}"
-        return f"{text}, both rotated by {self.rotation}" if self.rotation else text
+        text += f", both rotated by {self.rotation}" if self.rotation else ""
+        return text + (", result in FP32" if self.output else "")
 
 
 BF16 = GemmPrecision()  # a GEMM left in high precision: the dtype the model gives it
@@ -145,6 +159,12 @@ class LinearPrecision:
                 raise PolicyError(f"{name}={gemm!r}: write a GemmPrecision, or fp4.BF16 to leave this GEMM alone")
         if self.fprop.second.source == "forward":
             raise PolicyError("fprop second=Operand(source='forward'): fprop makes that copy; write source='original'")
+        for name, result in (("fprop", "Y"), ("dgrad", "dX")):
+            if output := self.gemms()[name].output:
+                raise PolicyError(
+                    f"{name} output={output!r}: what reads {result} expects the dtype that the model has; only dW goes into an "
+                    "FP32 gradient. Write output='fp32' in wgrad, or leave it out"
+                )
         for name, letter, forward in (("dgrad", "W", self.fprop.second), ("wgrad", "X", self.fprop.first)):
             gemm = self.gemms()[name]
             if gemm.first.clip_gradient or gemm.second.clip_gradient:

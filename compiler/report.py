@@ -31,6 +31,7 @@ class GemmReport:
     emulated: on a GPU with block-scaled tensor cores, why they do not multiply this quantized GEMM's operands as they are; else
     empty.
     fp8: where FP8 tensor cores multiply its MXFP4 operands, the format of each, "e5m2", "e4m3"; else empty.
+    output: "fp32" where the policy asked for that result and it is; else empty, the dtype that the model has.
     """
 
     role: str
@@ -39,10 +40,16 @@ class GemmReport:
     reason: str
     emulated: str = ""
     fp8: list[str] = field(default_factory=list)
+    output: str = ""
 
     @property
     def quantized(self) -> bool:
         return any(v not in (KEPT, ABSENT) for v in self.operands.values())
+
+    @property
+    def result(self) -> str:
+        """Says so where the policy has changed the result's dtype."""
+        return "result in FP32" if self.output else ""
 
     def outside(self, linear: str) -> dict[str, tuple[int, int]]:
         """Operand -> its elements outside FP8's reach, and all that were multiplied in FP8, of this process so far.
@@ -111,23 +118,25 @@ def describe(context: Context, kind: str, cores: TensorCores = TensorCores()) ->
                 for name, o in zip(names, (precision.first, precision.second), strict=True)
             }
             reason = "" if precision.quantized else decision.reason or f"the policy {context.policy.name} leaves it"
-            why, fp8 = _multiplied(precision, cores, bool(linear.experts)) if precision.quantized else ("", [])
-            gemms.append(GemmReport(str(role), operands, str(precision.rotation or ""), reason, why, fp8))
+            dtype = linear.gemms[role].node.meta["val"].dtype
+            why, fp8 = _multiplied(precision, cores, bool(linear.experts), dtype) if precision.quantized else ("", [])
+            output = precision.output if dtype == torch.float32 else ""
+            gemms.append(GemmReport(str(role), operands, str(precision.rotation or ""), reason, why, fp8, output))
         s = linear.site
         linears.append(LinearReport(s.name, s.module_type, s.m, s.n, s.k, s.dtype, gemms))
     unknown = Counter(gemm.reason for gemm in context.unknown)
     return GraphReport(context.policy.name, kind, linears, dict(unknown), list(context.warnings), failures)
 
 
-def _multiplied(precision: GemmPrecision, cores: TensorCores, experts: bool) -> tuple[str, list[str]]:
-    """`emulated` and `fp8` of a quantized GEMM. experts: it is one product a group of rows."""
+def _multiplied(precision: GemmPrecision, cores: TensorCores, experts: bool, dtype: torch.dtype) -> tuple[str, list[str]]:
+    """`emulated` and `fp8` of a quantized GEMM. experts: it is one product a group of rows. dtype: of the result."""
     from fp4.passes.lower_blackwell import emulated
     from fp4.passes.lower_fp8 import formats
 
     if experts:
         return "the experts' operands are decoded" if cores.target is not None else "", []
     pair = precision.first.quantizer, precision.second.quantizer
-    why = emulated(*pair, cores.target, cores.library) if cores.target is not None else ""
+    why = emulated(*pair, cores.target, cores.library, dtype) if cores.target is not None else ""
     return why, list(formats(*pair)) if cores.fp8 else []
 
 
@@ -187,8 +196,11 @@ class Report:
 
 def _note(linear: str, gemm: GemmReport) -> str:
     """How a quantized GEMM is multiplied, where that is to be known."""
-    if gemm.emulated:
-        return f"emulated: {gemm.emulated}"
+    parts = (f"emulated: {gemm.emulated}" if gemm.emulated else _in_fp8(linear, gemm), gemm.result)
+    return "; ".join(filter(None, parts))
+
+
+def _in_fp8(linear: str, gemm: GemmReport) -> str:
     if not gemm.fp8:
         return ""
     counts = gemm.outside(linear)

@@ -60,6 +60,10 @@ def _inner_dimensions_agree(node: Node) -> bool:
     return bool(a[1] == b[1]) and tuple(_shape(node)) == (a[0], b[0])
 
 
+def _has_its_dtype(node: Node) -> bool:
+    return bool(node.meta["val"].dtype == node.args[-1])
+
+
 def _operands_rotated_alike(node: Node) -> bool:
     """Both operands of a product rotated with one sign vector, or neither: else the rotation does not cancel."""
     return _rotation(node.args[0]) == _rotation(node.args[1])
@@ -86,6 +90,7 @@ RULES: tuple[tuple[str, Callable[[Node], bool]], ...] = (
     ("rotate", _known_rotation),
     ("dequantize", _codes_are_bytes),
     ("mm", _inner_dimensions_agree),
+    ("mm", _has_its_dtype),
     ("mm", _operands_rotated_alike),
 )
 

@@ -88,7 +88,8 @@ def _precisions(title: str, policy: Any) -> Table:
         policy.precision.gemms().items(), (("X", "W"), ("dY", "W"), ("dY", "X")), strict=True
     ):
         operands = (f"{letter} {operand}" for letter, operand in zip(letters, (precision.first, precision.second), strict=True))
-        table.add_row(gemm, *(escape(o) for o in operands), escape(str(precision.rotation or "")))
+        result = " to FP32" if precision.output else ""
+        table.add_row(gemm + result, *(escape(o) for o in operands), escape(str(precision.rotation or "")))
     return table
 
 

@@ -24,8 +24,8 @@ _PAIRS = (
 )
 
 
-def no_product(a: Quantizer | None, b: Quantizer | None) -> str:
-    """Why ``scaled_mm`` does not multiply operands of these quantizers; empty where it does."""
+def no_product(a: Quantizer | None, b: Quantizer | None, dtype: torch.dtype = torch.bfloat16) -> str:
+    """Why ``scaled_mm`` does not multiply operands of these quantizers to a result of `dtype`; empty where it does."""
     for q in (a, b):
         if reason := no_format(q):
             return reason
@@ -35,6 +35,8 @@ def no_product(a: Quantizer | None, b: Quantizer | None) -> str:
         return f"torch.nn.functional.scaled_mm does not multiply {format_of(a)} by {format_of(b)}"
     if format_of(a) == "mxfp4" and (a.has_tensor_scale or b.has_tensor_scale):
         return f"torch.nn.functional.scaled_mm of MXFP4 takes no factor, which {a} by {b} has"
+    if format_of(a) == "mxfp4" and dtype == torch.float32:
+        return "torch.nn.functional.scaled_mm of MXFP4 returns BF16, not FP32"
     return ""
 
 

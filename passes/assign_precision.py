@@ -3,6 +3,8 @@
 A GEMM to be quantized becomes ``fp4::mm(a, b, alpha, bias, dtype)``, both operands with the contracted dimension last, the
 form block scales need; FP32 accumulation and one rounding, as ``mm`` has it. A stack of experts becomes ``fp4::grouped_mm``,
 one op a GEMM with its precision in it. A GEMM left alone stays what it is.
+
+A wgrad with output "fp32" has an FP32 result where nothing but views and a cast to FP32 follow it; the cast goes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fp4.compiler import grouped
-from fp4.compiler.graph import Builder, aten
+from fp4.compiler.graph import VIEWS, Builder, aten, prims
 from fp4.compiler.pipeline import Context
 from fp4.compiler.policy import LinearPrecision
 from fp4.compiler.sites import GemmSite, Linear, Role, depends_on_tangents
@@ -39,6 +41,8 @@ class AssignPrecision:
                     _to_grouped(graph, context, linear, role, decision.precision, from_tangent, replaced)
                 elif precisions[role].quantized:
                     old = gemm.node
+                    if precisions[role].output and (reason := _to_fp32(old)):
+                        context.warnings.append(f"{linear.site.name} {role}: output='fp32' is not done, {reason}")
                     _to_fp4_mm(graph, gemm)
                     replaced[old] = gemm.node
                 # The pass may meet this graph again (nested regions): a marked GEMM is decided.
@@ -62,6 +66,29 @@ def _to_fp4_mm(graph: Graph, gemm: GemmSite) -> None:
     gemm.node = product
 
 
+def _to_fp32(product: Node) -> str:
+    """Make a product's result FP32 up to the cast to FP32 that follows, and remove that; returns why not, empty where done."""
+    if product.meta["val"].dtype == torch.float32:
+        return ""
+    own = str(product.meta["val"].dtype).removeprefix("torch.")
+    chain = [product]
+    while len(users := list(chain[-1].users)) == 1 and users[0].target in VIEWS:
+        chain += users
+    if len(users) != 1:
+        return f"dW is read {len(users)} times, in {own}"
+    (cast,) = users
+    if cast.op == "output":
+        return f"the parameter is {own} in this graph, and so is its gradient"
+    if cast.target is not prims.convert_element_type.default or cast.args[1] != torch.float32:
+        return f"{cast.target} reads dW in {own}"
+    for node in chain:
+        node.meta["val"] = node.meta["val"].float()
+        node.meta.pop("tensor_meta", None)  # the MLIR printer would read the old dtype there
+    cast.replace_all_uses_with(chain[-1])
+    cast.graph.erase_node(cast)
+    return ""
+
+
 def _to_grouped(
     graph: Graph,
     context: Context,
@@ -77,6 +104,8 @@ def _to_grouped(
         return
     gemm = linear.gemms[role]
     node = gemm.node
+    if precision.gemms()[role].output:
+        context.warnings.append(f"{linear.site.name} {role}: output='fp32' is not done, stacks of experts have no such product")
     if linear.shards and role is Role.FPROP:
         context.warnings.append(f"{linear.site.name}: ranks hold parts of these experts' operands, and each scales by its own")
     call = next(c for c in grouped.calls(graph) if isinstance(c, grouped.Call) and c.node is node)

@@ -57,12 +57,18 @@ def block_scaled_target(device: torch.device, name: str | None) -> Target | None
     return target if target.capability >= 100 else None
 
 
-def emulated(first: Quantizer | None, second: Quantizer | None, target: Target, library: bool = False) -> str:
-    """Why a GEMM on operands of these quantizers is not block-scaled on the target; empty where it is."""
+def emulated(
+    first: Quantizer | None,
+    second: Quantizer | None,
+    target: Target,
+    library: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> str:
+    """Why a GEMM on operands of these quantizers is not block-scaled on the target; empty where it is. dtype: of the result."""
     from fp4.kernels.matmul_library import no_product
     from fp4.kernels.matmul_spec import no_instruction
 
-    return "" if library and not no_product(first, second) else no_instruction(first, second, target)
+    return "" if library and not no_product(first, second, dtype) else no_instruction(first, second, target)
 
 
 def _register() -> None:
@@ -72,7 +78,7 @@ def _register() -> None:
 def _lower(graph: Graph, node: Node, target: Target, library: bool) -> bool:
     first, second, alpha, bias, dtype = node.args
     a, b = codes_of(first), codes_of(second)
-    if a is None or b is None or emulated(a.quantizer, b.quantizer, target, library):
+    if a is None or b is None or emulated(a.quantizer, b.quantizer, target, library, dtype):  # type: ignore[arg-type]
         return False
     _register()
     build = Builder(graph, node)
@@ -80,7 +86,7 @@ def _lower(graph: Graph, node: Node, target: Target, library: bool) -> bool:
     a_codes, a_scales = _inputs(build, a, first)
     b_codes, b_scales = _inputs(build, b, second)
     specs = str(a.quantizer), str(b.quantizer)
-    op = fp4.library_scaled_mm.default if library and _in_library(a, b) else fp4.scaled_mm.default
+    op = fp4.library_scaled_mm.default if library and _in_library(a, b, dtype) else fp4.scaled_mm.default
     product = build.call(op, a_codes, a_scales, b_codes, b_scales, *specs, k, *_factors(node, alpha), bias, dtype)
     product.meta = {**node.meta, "val": product.meta["val"]}
     node.replace_all_uses_with(product)
@@ -88,10 +94,10 @@ def _lower(graph: Graph, node: Node, target: Target, library: bool) -> bool:
     return True
 
 
-def _in_library(a: Codes, b: Codes) -> bool:
+def _in_library(a: Codes, b: Codes, dtype: Any) -> bool:
     from fp4.kernels.matmul_library import no_product
 
-    return not no_product(a.quantizer, b.quantizer)
+    return not no_product(a.quantizer, b.quantizer, dtype)
 
 
 def _inputs(build: Builder, operand: Codes, node: Any) -> tuple[Node, Node]:

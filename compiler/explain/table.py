@@ -202,7 +202,7 @@ def _styled(cell: str) -> str:
 
 def _signature(linear: LinearTable) -> Any:
     r = linear.report
-    gemms = tuple((g.role, tuple(g.operands.items()), g.rotation, g.reason) for g in r.gemms)
+    gemms = tuple((g.role, tuple(g.operands.items()), g.rotation, g.reason, g.output) for g in r.gemms)
     kept = tuple((role, tuple(sorted((t.format, t.part, t.bytes) for t in v if _own(t)))) for role, v in linear.saved.items())
     return (r.m, r.n, r.k, r.dtype, gemms, kept)
 
@@ -211,7 +211,7 @@ def _row(name: str, linear: LinearTable, gemm: GemmReport, run: dict[str, Run]) 
     r = linear.report
     size = str(tuple("?" if x is None else x for x in (r.m, r.n, r.k))).replace("'", "") if name else ""
     operands = [f"{letter} {value}" for letter, value in gemm.operands.items()]
-    return (name, size, gemm.role, *operands, gemm.rotation, _kept(linear, gemm, run), gemm.reason)
+    return (name, size, gemm.role, *operands, gemm.rotation, _kept(linear, gemm, run), gemm.reason or gemm.result)
 
 
 def _own(tensor: Saved) -> bool:

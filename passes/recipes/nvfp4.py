@@ -28,6 +28,7 @@ def nvfp4(
     range_guard: bool = False,
     four_six: bool = False,
     wgrad_rotation: Rotation | None = Rotation(16, signs="fixed"),
+    wgrad_output: str = "",
     gemms: tuple[str, ...] = ("fprop", "dgrad", "wgrad"),
 ) -> Policy:
     """NVIDIA NVFP4 (2509.25149): 1x16 and 16x16 blocks, SR on gradients, H16 on wgrad, last 15 % in BF16.
@@ -35,7 +36,7 @@ def nvfp4(
     high_precision_tail: share of the last linears kept in BF16. keep_heads: keep head and routers in BF16. weight_block: (16,
     16), or (1, 16) to quantize W anew for dgrad. gradient_rounding: stochastic or nearest. range_guard: factor 6*16/17 in the
     gradients' block scale. four_six: on the forward's operands (2512.02010). wgrad_rotation: of the wgrad operands, or None.
-    gemms: those quantized.
+    wgrad_output: "fp32" for dW without a rounding to BF16 into the gradient of an FP32 parameter. gemms: those quantized.
     """
     x = Operand(NVFP4(four_six=four_six))
     w = Operand(NVFP4(block=weight_block, four_six=four_six))
@@ -43,7 +44,7 @@ def nvfp4(
     linear = LinearPrecision(
         fprop=GemmPrecision(x, w),
         dgrad=GemmPrecision(dy, w),
-        wgrad=GemmPrecision(dy, Operand(NVFP4()), rotation=wgrad_rotation),
+        wgrad=GemmPrecision(dy, Operand(NVFP4()), rotation=wgrad_rotation, output=wgrad_output),
     ).only(gemms)
     rules = usual_rules(keep_heads, high_precision_tail)
     policy = Policy("nvfp4", linear, rules).with_phase("bf16", Policy("bf16"))

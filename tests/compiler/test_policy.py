@@ -47,6 +47,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: api.GemmPrecision(rotation=fp4.Rotation()),
         "a rotation with no quantized operand only costs time",
     ),
+    "output": (lambda: api.GemmPrecision(NVFP4, NVFP4, output="bf16"), r"output='bf16': write 'fp32' \(of wgrad\), or ''"),
+    "output alone": (lambda: api.GemmPrecision(output="fp32"), "with no quantized operand: the GEMM is the model's own"),
+    "output of fprop": (
+        lambda: api.LinearPrecision(fprop=api.GemmPrecision(NVFP4, NVFP4, output="fp32")),
+        "fprop output='fp32': what reads Y expects the dtype.*Write output='fp32' in wgrad",
+    ),
+    "output of dgrad": (
+        lambda: api.LinearPrecision(dgrad=api.GemmPrecision(NVFP4, NVFP4, output="fp32")),
+        "dgrad output='fp32': what reads dX",
+    ),
     "ms-eden, no rotation": (lambda: api.GemmPrecision(api.NVFP4(rounding="ms_eden"), NVFP4), "signs='fresh'"),
     "ms-eden, fixed signs": (
         lambda: api.GemmPrecision(NVFP4, api.NVFP4(rounding="ms_eden"), api.Rotation(signs="fixed")),
@@ -114,6 +124,14 @@ def test_refused_with_the_way_out(name: str) -> None:
     call, message = REFUSED[name]
     with pytest.raises((fp4.PolicyError, fp4.SpecError), match=f"(?s){message}"):
         call()
+
+
+def test_a_result_in_fp32_is_another_policy_that_says_so() -> None:
+    wide = fp4.recipe("nvfp4", wgrad_output="fp32")
+    assert wide.precision.wgrad.output == "fp32"
+    assert str(wide.precision.wgrad).endswith(", result in FP32")
+    assert wide.digest() != fp4.recipe("nvfp4").digest()
+    assert {g.output for name in fp4.recipes() for g in fp4.recipe(name).precision.gemms().values()} == {""}
 
 
 def test_a_quantizer_stands_for_an_operand() -> None:
@@ -250,7 +268,7 @@ def test_every_flag_is_a_field() -> None:
         "range_guard": True, "four_six": False, "wgrad_rotation": None, "gemms": ("wgrad",), "rotation_size": 32,
         "requantize": False, "forward_rotation": False, "clip_gradient": False, "rest": "mxfp8", "rotate": False, "size": 32,
         "signs": "fresh", "scale_rule": "floor", "scale": "e3m4", "block": 32, "tensor_scale": False, "stochastic": (),
-        "forward": "fp8", "prescale": 0.5, "outer": 0, "gradient_format": "e5m2", "posthoc": True,
+        "forward": "fp8", "prescale": 0.5, "outer": 0, "gradient_format": "e5m2", "posthoc": True, "wgrad_output": "fp32",
     }  # fmt: skip
     special: dict[tuple[str, str], dict[str, Any]] = {
         ("nvfp4", "four_six"): {"four_six": True},
