@@ -90,13 +90,17 @@ class Kernel(ScaleRules):
             self.add(
                 f"source = tl.max_contiguous(source, (1, {rows}))  # {rows} rows a thread: more would take all its registers"
             )
-        names = [f"x{i}" for i in range(parts)] if parts > 1 else ["x"]
+        kept = self.keeps_raw
+        names = [f"raw{i}" if kept else f"x{i}" for i in range(parts)] if parts > 1 or kept else ["x"]
         for i, name in enumerate(names):
             at = "j" if i == 0 else f"(j + {i * n})"
             self.add(
                 f"inside = (row < rows)[None, :] & (unit[None, :] * {spec.unit} + {at} < columns)",
-                f"{name} = tl.load(source + {at}.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)",
+                f"{name} = tl.load(source + {at}.to(tl.int64) * stride_c, mask=inside, other=0.0)"
+                + ("" if kept else ".to(tl.float32)"),
             )
+        if kept:
+            self.add(*(f"x{i if parts > 1 else ''} = raw{i}.to(tl.float32)" for i in range(parts)))
         if parts == 2:
             self.add(f"x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), ({spec.unit}, TR * TB))")
         elif parts == 4:
@@ -281,6 +285,9 @@ class Kernel(ScaleRules):
         assert q is not None
         if not spec.fp8_blocks:
             self.add('s = tl.where(finite, s, float("nan"))')
+        if self.in_pairs:
+            self.decode_pairs()
+            return
         signed = "value" if self.native else f"{self.call('with_sign')}(value, x)"
         self.add(f"x = {signed} * {self.over(self.spread('s'))}")
         if spec.scaled:
@@ -289,6 +296,50 @@ class Kernel(ScaleRules):
             elif spec.writes_tensor_scale or q.has_tensor_scale:
                 self.add("x = x * tensor_scale")
         self.store_values("x", "width")
+
+    @property
+    def in_pairs(self) -> bool:
+        """Is the decoded value a BF16 number, a product of two? Then two neighbours are one instruction."""
+        spec, q = self.spec, self.spec.quantizer
+        if spec.output != "decoded" or spec.dtype != "bf16" or spec.scaled or not self.by_rows or self.interpreted:
+            return False
+        return q is not None and q.exact_in_bf16
+
+    @property
+    def keeps_raw(self) -> bool:
+        """Are the parts of the operand kept as they were loaded, in BF16, for their signs?"""
+        return self.in_pairs and self.spec.input == "bf16" and self.spec.rotation is None and not self.native
+
+    def decode_pairs(self) -> None:
+        scale, parts = self.spread("s"), max(1, self.spec.unit // 8)
+        values = self.split("value", parts)
+        if self.native:
+            calls = [f"{self.call('decoded_pairs')}({v}, {scale})" for v in values]
+        elif self.keeps_raw:
+            raw = [f"raw{i}" for i in range(parts)]
+            calls = [f"{self.call('signed_pairs')}({v}, {r}, {scale})" for v, r in zip(values, raw, strict=True)]
+        else:
+            signed = zip(values, self.split("x", parts), strict=True)
+            calls = [f"{self.call('signed_pairs_fp32')}({v}, {x}, {scale})" for v, x in signed]
+        names = [f"y{i}" for i in range(parts)]
+        self.add(*(f"{name} = {call}" for name, call in zip(names, calls, strict=True)))
+        self.store_parts(names, "width")
+
+    def split(self, name: str, parts: int) -> list[str]:
+        """Names of the parts of a tile, of consecutive columns each."""
+        n = self.spec.unit // parts
+        if parts == 1:
+            return [name]
+        names = [f"{name}{i}" for i in range(parts)]
+        if parts == 2:
+            self.add(f"{', '.join(names)} = tl.split(tl.permute(tl.reshape({name}, (2, {n}, TR * TB)), (1, 2, 0)))")
+        else:
+            self.add(
+                f"y, z = tl.split(tl.permute(tl.reshape({name}, (2, 2, {n}, TR * TB)), (2, 3, 1, 0)))",
+                f"{', '.join(names[:2])} = tl.split(y)",
+                f"{', '.join(names[2:])} = tl.split(z)",
+            )
+        return names
 
     def store_values(self, name: str, width: str) -> None:
         """A tile of FP32 values to (rows, width) of the dtype."""
@@ -305,23 +356,14 @@ class Kernel(ScaleRules):
         elif spec.dtype in FP8_TYPES:  # cvt.rn.satfinite, on sm_89 of the FP16 value
             self.add(f"{name} = {name}.to({FP8_TYPES[spec.dtype]}).to(tl.uint8, bitcast=True)")
         parts = {"bf16": u // 8, "fp32": u // 4}.get(spec.dtype, 1) if self.by_rows else 1
-        n = u // parts
+        self.store_parts(self.split(name, parts), width)
+
+    def store_parts(self, names: list[str], width: str) -> None:
+        u, n = self.spec.unit, self.spec.unit // len(names)
         self.add(
             f"j = tl.arange(0, {n})[:, None]",
-            f"target = y_ptr + (row * {width} + unit * {u})[None, :] + j",
+            f"target = {self.pointer('y_ptr')} + (row * {width} + unit * {u})[None, :] + j",
         )
-        if parts == 1:
-            names = [name]
-        elif parts == 2:
-            names = ["y0", "y1"]
-            self.add(f"y0, y1 = tl.split(tl.permute(tl.reshape({name}, (2, {n}, TR * TB)), (1, 2, 0)))")
-        else:
-            names = ["y0", "y1", "y2", "y3"]
-            self.add(
-                f"y, z = tl.split(tl.permute(tl.reshape({name}, (2, 2, {n}, TR * TB)), (2, 3, 1, 0)))",
-                "y0, y1 = tl.split(y)",
-                "y2, y3 = tl.split(z)",
-            )
         for i, part in enumerate(names):
             at = "j" if i == 0 else f"j + {i * n}"
             offset = "" if i == 0 else f" + {i * n}"

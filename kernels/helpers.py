@@ -164,6 +164,44 @@ def round_bf16_pairs(x):
 ''',
 )
 helper(
+    "decoded_pairs",
+    '''
+@triton.jit
+def decoded_pairs(value, s):
+    """value (U, G) FP32, of few bits, times s (G,): BF16, exact where it is a BF16 number; fma.rn.bf16x2, two at once."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 v, z; cvt.rn.bf16x2.f32 v, $2, $1; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, v, $3, z; }",
+        "=r,f,f,r", [value, s.to(tl.bfloat16)[None, :]], dtype=tl.bfloat16, is_pure=True, pack=2,
+    )
+''',
+)
+helper(
+    "signed_pairs",
+    '''
+@triton.jit
+def signed_pairs(value, x, s):
+    """`decoded_pairs` of magnitudes, with the signs of x (U, G), BF16."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 v, z; cvt.rn.bf16x2.f32 v, $2, $1; mov.b32 z, 0x80008000; lop3.b32 v, v, $3, z, 0xF8; "
+        "fma.rn.bf16x2 $0, v, $4, z; }",
+        "=r,f,f,r,r", [value, x, s.to(tl.bfloat16)[None, :]], dtype=tl.bfloat16, is_pure=True, pack=2,
+    )
+''',
+)
+helper(
+    "signed_pairs_fp32",
+    '''
+@triton.jit
+def signed_pairs_fp32(value, x, s):
+    """`decoded_pairs` of magnitudes, with the signs of x (U, G), FP32."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 v, x, z; cvt.rn.bf16x2.f32 v, $2, $1; prmt.b32 x, $3, $4, 0x7632; mov.b32 z, 0x80008000; "
+        "lop3.b32 v, v, x, z, 0xF8; fma.rn.bf16x2 $0, v, $5, z; }",
+        "=r,f,f,f,f,r", [value, x, s.to(tl.bfloat16)[None, :]], dtype=tl.bfloat16, is_pure=True, pack=2,
+    )
+''',
+)
+helper(
     "divide",
     '''
 @triton.jit
@@ -209,12 +247,24 @@ helper(
     "round_e2m1_stochastic",
     '''
 @triton.jit
-def round_e2m1_stochastic(a, draw):
-    """Magnitudes to E2M1, saturating, up as draws of 16 bits say (runtime/rounding.py): (value FP32, code int32)."""
-    a = tl.minimum(a, 6.0)
-    below = tl.where(a < 1.0, 1.0, 0.0)  # there the step is that of [1, 2)
+def round_e2m1_stochastic(a, below, draw):
+    """Magnitudes to E2M1, up as draws of 16 bits say (runtime/rounding.py): (value FP32, code int32).
+
+    below: 1 where a < 1, whose step is that of [1, 2), else 0.
+    """
     i = bits(a + below) + ((draw << 6) | 32)  # what is below the step, and the draw: the carry rounds up
-    return floats(i & -0x400000) - below, (i >> 22) - tl.where(a < 1.0, 254, 252)
+    return floats(i & -0x400000) - below, (i - bits(tl.maximum(below, 0.5))) >> 22
+''',
+)
+helper(
+    "one_below_one",
+    '''
+@triton.jit
+def one_below_one(a):
+    """1 where a < 1, else 0, as sat(2^24 - 2^24 a): fma.rn.sat.f32, of the units that rounding leaves idle."""
+    return tl.inline_asm_elementwise(
+        "fma.rn.sat.f32 $0, $1, 0fCB800000, 0f4B800000;", "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1
+    )
 ''',
 )
 helper(

@@ -43,7 +43,11 @@ class ScaleRules(NativeRounding):
             return
         if q.rounding == "stochastic":
             self.draws()
-            self.add(f"value, code = {self.call('round_e2m1_stochastic')}(tl.abs({scaled}), draw)")
+            below = "tl.where(a < 1.0, 1.0, 0.0)" if self.interpreted else f"{self.call('one_below_one')}(a)"
+            self.add(
+                f"a = tl.minimum(tl.abs({scaled}), 6.0)",
+                f"value, code = {self.call('round_e2m1_stochastic')}(a, {below}, draw)",
+            )
         else:
             self.add(f"value, code = {self.call('round_e2m1')}(tl.abs({scaled}))")
         self.add("code = code | (bits(x) >> 28) & 8")

@@ -41,7 +41,7 @@ def test_arithmetic_is_ieee_and_nothing_spills(spec: KernelSpec, target: str) ->
     compiled = compile_kernel(spec, Target(target))
     assert FORBIDDEN.findall(compiled.ptx) == []
     if "tl.fma(" not in source(spec, Target(target)):  # an exact product, or a remainder, where the source says so
-        assert "fma.rn" not in compiled.ptx
+        assert "fma.rn.f32" not in compiled.ptx
     assert (compiled.spills, compiled.stack) == (0, 0)
     assert compiled.count("STG") > 0
     assert compiled.count("LDG.E.128" if spec.memory == "rows" else "LDG.E.64") > 0

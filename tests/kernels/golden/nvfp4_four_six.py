@@ -70,9 +70,13 @@ def add_halves(x, B: tl.constexpr):
 
 
 @triton.jit
-def with_sign(magnitude, x):
-    """The magnitude with the sign bit of x, -0.0 included."""
-    return floats(bits(magnitude) | (bits(x) & -0x80000000))
+def signed_pairs(value, x, s):
+    """`decoded_pairs` of magnitudes, with the signs of x (U, G), BF16."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 v, z; cvt.rn.bf16x2.f32 v, $2, $1; mov.b32 z, 0x80008000; lop3.b32 v, v, $3, z, 0xF8; "
+        "fma.rn.bf16x2 $0, v, $4, z; }",
+        "=r,f,f,r,r", [value, x, s.to(tl.bfloat16)[None, :]], dtype=tl.bfloat16, is_pure=True, pack=2,
+    )
 
 
 @triton.jit
@@ -95,9 +99,11 @@ def kernel(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, st
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
+        x0 = raw0.to(tl.float32)
+        x1 = raw1.to(tl.float32)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 1 x 16: NaN stays NaN
@@ -134,11 +140,11 @@ def kernel(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, st
 
         # store
         s = tl.where(finite, s, float("nan"))
-        x = with_sign(value, x) * s[None, :]
-        x = x.to(tl.bfloat16)
+        value0, value1 = tl.split(tl.permute(tl.reshape(value, (2, 8, TR * TB)), (1, 2, 0)))
+        y0 = signed_pairs(value0, raw0, s)
+        y1 = signed_pairs(value1, raw1, s)
         j = tl.arange(0, 8)[:, None]
         target = y_ptr + (row * width + unit * 16)[None, :] + j
-        y0, y1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
         tl.store(target, y0, mask=inside)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)

@@ -81,10 +81,10 @@ def kernel(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB
 
         # store
         x = to_bf16(x)
+        x0, x1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
         j = tl.arange(0, 8)[:, None]
         target = y_ptr + (row * width + unit * 16)[None, :] + j
-        y0, y1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
-        tl.store(target, y0, mask=inside)
+        tl.store(target, x0, mask=inside)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
-        tl.store(target + 8, y1, mask=inside)
+        tl.store(target + 8, x1, mask=inside)
