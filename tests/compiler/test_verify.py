@@ -72,6 +72,10 @@ def _vector(graph: Graph) -> None:
     node.update_arg(0, node.args[1])
 
 
+def _another_dtype(graph: Graph) -> None:
+    first(graph, "mm").update_arg(4, torch.bfloat16)
+
+
 def _one_operand_rotated(graph: Graph) -> None:
     node = first(graph, "rotate")
     node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
@@ -87,6 +91,7 @@ BROKEN: dict[str, Callable[[Graph], None]] = {
     "codes_are_bytes": _floats_for_codes,
     "inner_dimensions_agree": _inner_dimensions,
     "matrix": _vector,
+    "has_its_dtype": _another_dtype,
     "operands_rotated_alike": _one_operand_rotated,
 }
 

@@ -140,6 +140,8 @@ def test_what_the_library_does_not_multiply_is_named() -> None:
     assert "e5m2 by mxfp8_e5m2" in library.no_product(MXFP8(format="e5m2"), MXFP8(format="e5m2"))
     assert "no factor" in library.no_product(MXFP4(prescale=0.75), MXFP4())
     assert "every 128" in library.no_product(NVFP4(outer=128), NVFP4())
+    assert "returns BF16" in library.no_product(MXFP4(), MXFP4(), torch.float32)
+    assert library.no_product(MXFP4(), MXFP4()) == library.no_product(NVFP4(), NVFP4(), torch.float32) == ""
     byte = torch.uint8
     assert library.fits(torch.empty(3, 16, dtype=byte), torch.empty(16, 16, dtype=byte))
     assert not library.fits(torch.empty(3, 24, dtype=byte), torch.empty(16, 24, dtype=byte))

@@ -201,6 +201,18 @@ def test_the_library_multiplies_where_it_has_the_formats() -> None:
     assert ops(lowered(graphs(mixed)[0], passes))["fp4::scaled_mm"] == 3
 
 
+def test_an_fp32_result_of_mxfp4_is_the_generated_kernel_s() -> None:
+    """The library's is BF16."""
+    q = Operand(MXFP4())
+    passes = [p for p in lowering("sm_100a", library=True) if not isinstance(p, LowerReference)]
+    for output, op in (("", "fp4::library_scaled_mm"), ("fp32", "fp4::scaled_mm")):
+        wgrad = Policy("wgrad", LinearPrecision(wgrad=GemmPrecision(q, q, output=output)))
+        (_, backward) = graphs(wgrad)
+        new = lowered(backward, passes)
+        assert ops(new)[op] == 3
+        same(backward, new)
+
+
 def test_dynamic_shapes() -> None:
     for graph in graphs(recipe("nvfp4"), rows=48, dynamic=True):
         assert ops(lowered(graph))["fp4::scaled_mm"] > 0
