@@ -52,7 +52,8 @@ class Options:
         generated matmul, where it has the formats.
     exact: False: on a GPU with FP8 tensor cores and no FP4 ones (sm_89, sm_90), multiply MXFP4 operands in FP8, at twice the
         speed of BF16. Operands are the same but for elements more than 2^14 (second operand) or 2^28 below the tensor's
-        largest block, which the report counts; partial sums are those of FP8 tensor cores.
+        largest block, which the report counts; partial sums are those of FP8 tensor cores. On sm_90 with CUDA 12.9, E4M3
+        operands with FP32 scales of 1x128 or 128x128 are multiplied as they are, by cuBLAS.
     mode: a ``torch.compile`` mode, such as "max-autotune". inductor: Inductor settings by name.
     batch_group: the ranks that divide one batch among them, in rank order: a ProcessGroup, a DeviceMesh of one dimension, or
         "world". The amax of activations and gradients is then the whole batch's, and an element draws as on one device. Without

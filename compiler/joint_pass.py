@@ -84,12 +84,13 @@ class JointPass(CustomGraphPass):
     def _tensor_cores(self, graph: Graph) -> TensorCores:
         """What multiplies on the architecture that the graph is lowered for."""
         from fp4.passes.lower_blackwell import block_scaled_target
-        from fp4.passes.lower_fp8 import has_fp8
+        from fp4.passes.lower_fp8 import has_blocks, has_fp8
 
         devices = (v.device for n in graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor))
         device = next(devices, torch.device("cpu"))
         fp8 = not self.exact and has_fp8(device, self.target)
-        return TensorCores(block_scaled_target(device, self.target), self.library, fp8)
+        blocks = not self.exact and has_blocks(device, self.target)
+        return TensorCores(block_scaled_target(device, self.target), self.library, fp8, blocks)
 
     def context(self) -> Context:
         """What the passes of one graph share, made anew for each graph."""

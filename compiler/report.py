@@ -30,7 +30,8 @@ class GemmReport:
 
     emulated: on a GPU with block-scaled tensor cores, why they do not multiply this quantized GEMM's operands as they are; else
     empty.
-    fp8: where FP8 tensor cores multiply its MXFP4 operands, the format of each, "e5m2", "e4m3"; else empty.
+    fp8: where FP8 tensor cores multiply its operands, of MXFP4 or of FP8 with block scales, the format of each, "e5m2", "e4m3";
+    else empty.
     output: "fp32" where the policy asked for that result and it is; else empty, the dtype that the model has.
     """
 
@@ -54,12 +55,13 @@ class GemmReport:
     def outside(self, linear: str) -> dict[str, tuple[int, int]]:
         """Operand -> its elements outside FP8's reach, and all that were multiplied in FP8, of this process so far.
 
-        Of every linear of this name: counts are kept by name.
+        Of every linear of this name: counts are kept by name. Empty where the operands are FP8: nothing of them is rounded.
         """
         from fp4.passes.lower_fp8 import counter
         from fp4.runtime import counters
 
-        counts = counters.read() if self.fp8 else {}
+        counted = self.fp8 and any(o.startswith("mxfp4") for o in self.operands.values())
+        counts = counters.read() if counted else {}
         names = {name: counter(f"{linear} {self.role}", i) for i, name in enumerate(self.operands)}
         return {name: counts[key] for name, key in names.items() if key in counts}
 
@@ -91,11 +93,12 @@ class GraphReport:
 @dataclass(frozen=True)
 class TensorCores:
     """What a graph is lowered for. target: the architecture with block-scaled tensor cores, or None. library: its products are
-    cuBLAS's. fp8: MXFP4 operands are multiplied in FP8."""
+    cuBLAS's. fp8: MXFP4 operands are multiplied in FP8. fp8_blocks: so are FP8 operands with FP32 block scales."""
 
     target: Target | None = None
     library: bool = False
     fp8: bool = False
+    fp8_blocks: bool = False
 
 
 def describe(context: Context, kind: str, cores: TensorCores = TensorCores()) -> GraphReport:
@@ -137,7 +140,7 @@ def _multiplied(precision: GemmPrecision, cores: TensorCores, experts: bool, dty
         return "the experts' operands are decoded" if cores.target is not None else "", []
     pair = precision.first.quantizer, precision.second.quantizer
     why = emulated(*pair, cores.target, cores.library, dtype) if cores.target is not None else ""
-    return why, list(formats(*pair)) if cores.fp8 else []
+    return why, list(formats(*pair, cores.fp8_blocks)) if cores.fp8 else []
 
 
 @dataclass

@@ -1,16 +1,19 @@
-"""``fp4::fp8_operand`` and ``fp4::fp8_mm``: what ``lower_fp8`` makes of a GEMM of MXFP4 operands.
+"""What ``lower_fp8`` makes of a GEMM: ``fp4::fp8_operand`` and ``fp4::fp8_mm`` of MXFP4 operands, ``fp4::fp8_block_mm`` of FP8.
 
-On a device that is no GPU they are the oracle's functions (``fp4.runtime.fp8``).
+On a device that is no GPU they are the oracle's functions (``fp4.runtime.fp8``, ``fp4.runtime.reference``).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fp4.runtime import counters, fp8, ops
+from fp4.kernels import fp8_blocks
+from fp4.runtime import counters, fp8, ops, reference
+from fp4.runtime.layout import Size, ceil_div
 
 LIBRARY = torch.library.Library("fp4", "FRAGMENT")
 
@@ -52,6 +55,48 @@ def _fp8_mm_fake(a: Tensor, b: Tensor, a_factor: Any, b_factor: Any, alpha: Any,
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 
+def _fp8_block_mm(
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    a_quantizer: str,
+    b_quantizer: str,
+    k: int,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The product of FP8 codes by cuBLAS; of the decoded operands where the device or its CUDA has none, or one is empty."""
+    qa, qb = ops.quantizer(a_quantizer), ops.quantizer(b_quantizer)
+    if fp8_blocks.multiplies(a.device) and a.numel() and b.numel():
+        return fp8_blocks.mm(a, a_scales, b, b_scales, (qa.block, qb.block), bias, dtype)
+    first = reference.decode(a, a_scales, qa, k, torch.float32)
+    second = reference.decode(b, b_scales, qb, k, torch.float32)
+    return reference.mm(first, second, None, bias, dtype)
+
+
+def _misfit(quantizer: str, codes: Tensor, k: Size) -> str:
+    return f"fp4::fp8_block_mm: codes {tuple(codes.shape)} are not {quantizer} of {k} columns"
+
+
+def _fp8_block_mm_fake(
+    a: Tensor,
+    a_scales: Any,
+    b: Tensor,
+    b_scales: Any,
+    a_quantizer: str,
+    b_quantizer: str,
+    k: Size,
+    bias: Any,
+    dtype: torch.dtype,
+) -> Tensor:
+    if reason := fp8_blocks.no_product(ops.quantizer(a_quantizer), ops.quantizer(b_quantizer)):
+        raise ValueError(f"fp4::fp8_block_mm: {reason}")
+    for text, codes in ((a_quantizer, a), (b_quantizer, b)):
+        torch._check(codes.shape[1] == ceil_div(k, 128) * 128, partial(_misfit, text, codes, k))
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+
+
 def _top_scale_fake(scales: Tensor) -> Tensor:
     return scales.new_empty((), dtype=torch.int32)
 
@@ -69,6 +114,13 @@ for _name, _schema, _impl, _fake in (
         "(Tensor a, Tensor b, Tensor a_factor, Tensor b_factor, Tensor? alpha, Tensor? bias, ScalarType dtype) -> Tensor",
         _fp8_mm,
         _fp8_mm_fake,
+    ),
+    (
+        "fp8_block_mm",
+        "(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, str a_quantizer, str b_quantizer, SymInt k, Tensor? bias, "
+        "ScalarType dtype) -> Tensor",
+        _fp8_block_mm,
+        _fp8_block_mm_fake,
     ),
 ):
     LIBRARY.define(_name + _schema)

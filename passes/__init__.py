@@ -38,7 +38,7 @@ def lowering(
 
     target: an architecture whose tensor cores are assumed, whatever the graph's device; None: the device's. kernels: generated
     kernels, else the oracle's functions everywhere. library: block-scaled products by cuBLAS where it has the formats.
-    exact: no product of MXFP4 operands in FP8.
+    exact: no product in FP8.
     """
     rest = (LowerCollectives(), LowerReference())
     if not kernels:

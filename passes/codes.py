@@ -53,6 +53,11 @@ def codes_of(node: Any) -> Codes | None:
     return Codes(codes, scales, quantizer, columns, transposed)  # type: ignore[arg-type]
 
 
+def contracted(build: Builder, a: Codes, b: Codes, first: Node) -> Any:
+    """The contracted dimension K of a GEMM, without its padding. first: the operand that `a` is of."""
+    return a.columns if not a.transposed else b.columns if not b.transposed else build.size(first, 1)
+
+
 def _quantized_transpose(build: Builder, quantize: Node) -> tuple[Node, Node]:
     """Codes and scales of the transpose of what `quantize` quantizes."""
     matrix, amax, spec, seed, site = quantize.args

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fp4.compiler.graph import Builder, aten, fp4_nodes
-from fp4.passes.codes import Codes, codes_of
+from fp4.passes.codes import Codes, codes_of, contracted
 from fp4.runtime.spec import Quantizer
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _lower(graph: Graph, node: Node, target: Target, library: bool) -> bool:
         return False
     _register()
     build = Builder(graph, node)
-    k = a.columns if not a.transposed else b.columns if not b.transposed else build.size(first, 1)  # type: ignore[arg-type]
+    k = contracted(build, a, b, first)  # type: ignore[arg-type]
     a_codes, a_scales = _inputs(build, a, first)
     b_codes, b_scales = _inputs(build, b, second)
     specs = str(a.quantizer), str(b.quantizer)

@@ -39,7 +39,7 @@ FUSED = (
     "quantize_masked",
     "unrotate_masked",
 )
-KERNELS = ("scaled_mm", "library_scaled_mm", "fp8_operand", "fp8_mm", *FUSED)
+KERNELS = ("scaled_mm", "library_scaled_mm", "fp8_operand", "fp8_mm", "fp8_block_mm", *FUSED)
 EXPERTS = "grouped_mm"  # its group sizes are data
 OPAQUE = ("seed", EXPERTS, *KERNELS, "reduce_amax")
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
