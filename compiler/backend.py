@@ -54,6 +54,8 @@ class Options:
         speed of BF16. Operands are the same but for elements more than 2^14 (second operand) or 2^28 below the tensor's
         largest block, which the report counts; partial sums are those of FP8 tensor cores. On sm_90 with CUDA 12.9, E4M3
         operands with FP32 scales of 1x128 or 128x128 are multiplied as they are, by cuBLAS.
+    native_draws: on a GPU of sm_100a or sm_103a, round stochastically by its own instruction, eight bits a draw and up 1/512 of
+        a step too rarely (runtime/native.py); experts' operands are drawn for as without it. OptionError on any other.
     mode: a ``torch.compile`` mode, such as "max-autotune". inductor: Inductor settings by name.
     batch_group: the ranks that divide one batch among them, in rank order: a ProcessGroup, a DeviceMesh of one dimension, or
         "world". The amax of activations and gradients is then the whole batch's, and an element draws as on one device. Without
@@ -72,6 +74,7 @@ class Options:
     target: str | None = None
     library: bool = False
     exact: bool = True
+    native_draws: bool = False
     mode: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
     batch_group: Any = None
@@ -103,7 +106,7 @@ class Options:
             )
         if self.policy is not None and self.recipe is not None:
             raise OptionError("give recipe= or policy=, not both: fp4.recipe(NAME) is a policy that rules can be added to")
-        for name in ("strict", "save_weights", "kernels", "library", "exact"):
+        for name in ("strict", "save_weights", "kernels", "library", "exact", "native_draws"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}; write True or False")
         if not isinstance(self.inductor, Mapping):
@@ -125,6 +128,24 @@ class Options:
         if self.target not in TARGETS or not self.kernels:
             raise OptionError(
                 f"target={self.target!r}, kernels={self.kernels}; write one of {', '.join(TARGETS)}, kernels=True"
+            )
+
+    def check_draws(self, inputs: Sequence[Any]) -> None:
+        """Raise OptionError where native_draws is asked for and the target, or a device of a graph's inputs, has none."""
+        from fp4.kernels.target import Target, TargetError, target_of
+
+        if not self.native_draws:
+            return
+        devices = {x.device for x in inputs if isinstance(x, torch.Tensor)}
+        try:
+            targets = [Target(self.target)] if self.target is not None else [target_of(d) for d in devices]
+            lacking = [t.name for t in targets if not t.draws_e2m1]
+        except TargetError as error:
+            lacking = [str(error)]
+        if lacking or not self.kernels:
+            raise OptionError(
+                f"native_draws=True, kernels={self.kernels}, and the GPU's own stochastic rounding is in generated kernels for "
+                f"sm_100a and sm_103a{''.join(f'; this is {x}' for x in lacking)}. Leave native_draws out"
             )
 
     def _shard(self, name: str) -> Shard | None:
@@ -171,6 +192,7 @@ def fp4(
     read = Options.read(options, mode)
     policy = read.resolved()
     check_devices(example_inputs)
+    read.check_draws(example_inputs)
     model = compiled_module()
     inputs = dynamo_inputs(gm, model)
     live = {i: t for i, n in enumerate(gm.graph.find_nodes(op="placeholder")) if (t := _live_tensor(n)) is not None}
@@ -217,7 +239,7 @@ def compile_with(read: Options, joint: JointPass, gm: GraphModule, example_input
     }
     patches["joint_custom_pre_pass"] = Chain.of(patches, "joint_custom_pre_pass", joint)
     patches["post_grad_custom_pre_pass"] = Chain.of(
-        patches, "post_grad_custom_pre_pass", LowerPass(read.kernels, read.target, read.library, read.exact)
+        patches, "post_grad_custom_pre_pass", LowerPass(read.kernels, read.target, read.library, read.exact, read.native_draws)
     )
     # At budget 0 the partitioner saves graph inputs alone, and backward would draw another seed than forward did.
     budget = torch._functorch.config.activation_memory_budget or SMALLEST_BUDGET

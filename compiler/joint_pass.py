@@ -118,18 +118,18 @@ class LowerPass(CustomGraphPass):
     target: str | None = None
     library: bool = False
     exact: bool = True
+    native_draws: bool = False
 
     def __call__(self, graph: Graph) -> None:
         from fp4.passes import lowering
 
-        for p in lowering(self.target, self.kernels, self.library, self.exact):
+        for p in lowering(self.target, self.kernels, self.library, self.exact, self.native_draws):
             p.run(graph)
         graph.lint()
 
     def uuid(self) -> Any | None:
-        return hashlib.sha256(
-            f"{self.kernels} {self.target} {self.library} {self.exact} {source_digest()} {torch.__version__}".encode()
-        ).hexdigest()
+        options = f"{self.kernels} {self.target} {self.library} {self.exact} {self.native_draws}"
+        return hashlib.sha256(f"{options} {source_digest()} {torch.__version__}".encode()).hexdigest()
 
 
 def _trace(report: GraphReport) -> None:

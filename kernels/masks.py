@@ -110,11 +110,11 @@ class _MaskedRun(Run):
     def read(self) -> dict[str, Any]:
         return {"mask_ptr": self.mask.view(-1).view(torch.int16)}
 
-    def masked(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def masked(self, native_draws: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         assert self.q is not None
         width = ceil_div(self.width, self.q.block[1]) * self.q.block[1]
         self.mask = torch.empty((self.rows, width // 8), dtype=torch.uint8, device=self.x.device)
-        return (*self.packed(None, False), self.mask)
+        return (*self.packed(None, False, native_draws), self.mask)
 
 
 class _UnrotateRun(Run):
@@ -149,6 +149,7 @@ def quantize(
     seed: Tensor | None = None,
     site: int = 0,
     signs_site: int | None = None,
+    native_draws: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes, block scales, tensor scale and clip mask: ``quantize.quantize`` and ``reference.clip_mask`` in one kernel.
 
@@ -156,7 +157,7 @@ def quantize(
     """
     if not maskable(q):
         raise SpecError(f"clip_mask: {q} is not MXFP4 of prescale 1, whose scale is the power of two compared with")
-    return _MaskedRun(x, q, rotation, seed, site, signs_site).masked()
+    return _MaskedRun(x, q, rotation, seed, site, signs_site).masked(native_draws)
 
 
 def unrotate(

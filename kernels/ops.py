@@ -15,7 +15,7 @@ from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, Size, ceil_d
 from fp4.runtime.spec import Quantizer, Rotation
 
 LIBRARY = torch.library.Library("fp4", "FRAGMENT")
-DRAWS = "Tensor? amax, str quantizer, str rotation, Tensor? seed, int site, int signs_site"
+DRAWS = "Tensor? amax, str quantizer, str rotation, Tensor? seed, int site, int signs_site, bool native_draws"
 ARGUMENTS = f"Tensor x, {DRAWS}"
 PACKED = "Tensor codes, Tensor scales, Tensor? factor, str source, SymInt columns, ScalarType decoded, bool transposed"
 
@@ -36,15 +36,16 @@ def _rotate_quantize(
     seed: Tensor | None,
     site: int,
     signs_site: int,
+    native_draws: bool,
     swizzled: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, r = _specs(quantizer, rotation)
     if x.device.type == "cuda":
         from fp4.kernels.quantize import quantize
 
-        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site}
+        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
         return quantize(x, q, amax=amax, rotation=r, swizzled=swizzled, **draws)
-    codes, scales, tensor_scale = reference.quantize(_rotated(x, r, seed, signs_site), q, amax, seed, site)
+    codes, scales, tensor_scale = reference.quantize(_rotated(x, r, seed, signs_site), q, amax, seed, site, native_draws)
     if swizzled:
         scales = swizzle_rows(scales, codes.shape[0], q.block[0])
     return codes.contiguous(), scales.contiguous(), tensor_scale.contiguous()
@@ -58,17 +59,17 @@ def _fake_quantize(
     seed: Tensor | None,
     site: int,
     signs_site: int,
+    native_draws: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     q, r = _specs(quantizer, rotation)
     if x.device.type == "cuda":
         from fp4.kernels.quantize import fake_quantize
 
-        return fake_quantize(
-            x, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, seed=seed, site=site, signs_site=signs_site
-        )
+        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
+        return fake_quantize(x, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, **draws)
     y = _rotated(x, r, seed, signs_site)
-    values, scales, _, _, tensor_scale = reference.quantize_values(y, q, amax, seed, site)
+    values, scales, _, _, tensor_scale = reference.quantize_values(y, q, amax, seed, site, native_draws)
     if q.outer:
         return reference.dequantize_values(values, scales, tensor_scale, q, y.shape[1], dtype), tensor_scale
     return reference.decode_values(values, scales, q, y.shape[1], dtype).contiguous(), tensor_scale
@@ -91,7 +92,15 @@ def _width(x: Tensor, rotation: Rotation | None) -> Size:
 
 
 def _rotate_quantize_fake(
-    x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int, swizzled: bool = False
+    x: Tensor,
+    amax: Any,
+    quantizer: str,
+    rotation: str,
+    seed: Any,
+    site: int,
+    signs_site: int,
+    native_draws: bool,
+    swizzled: bool = False,
 ) -> Any:
     q, r = _specs(quantizer, rotation)
     codes, scales, tensor_scale = ops.quantized_fake(x, x.shape[0], _width(x, r), q)
@@ -102,7 +111,15 @@ def _rotate_quantize_fake(
 
 
 def _fake_quantize_fake(
-    x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int, dtype: torch.dtype
+    x: Tensor,
+    amax: Any,
+    quantizer: str,
+    rotation: str,
+    seed: Any,
+    site: int,
+    signs_site: int,
+    native_draws: bool,
+    dtype: torch.dtype,
 ) -> Any:
     q, r = _specs(quantizer, rotation)
     width = _width(x, r)
@@ -135,15 +152,17 @@ def _requantize(
     seed: Tensor | None,
     site: int,
     signs_site: int,
+    native_draws: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if codes.device.type == "cuda":
         from fp4.kernels.requantize import Packed, requantize
 
         packed = Packed(codes, scales, factor, ops.quantizer(source), columns, decoded, transposed)
         q, r = _specs(quantizer, rotation)
-        return requantize(packed, q, amax=amax, rotation=r, seed=seed, site=site, signs_site=signs_site)
+        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
+        return requantize(packed, q, amax=amax, rotation=r, **draws)
     x = _decoded(codes, scales, factor, source, columns, decoded, transposed)
-    return _rotate_quantize(x, amax, quantizer, rotation, seed, site, signs_site)
+    return _rotate_quantize(x, amax, quantizer, rotation, seed, site, signs_site, native_draws)
 
 
 def _fake_requantize(
@@ -160,6 +179,7 @@ def _fake_requantize(
     seed: Tensor | None,
     site: int,
     signs_site: int,
+    native_draws: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     if codes.device.type == "cuda":
@@ -167,28 +187,35 @@ def _fake_requantize(
 
         packed = Packed(codes, scales, factor, ops.quantizer(source), columns, decoded, transposed)
         q, r = _specs(quantizer, rotation)
-        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site}
+        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
         return fake_requantize(packed, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, **draws)
     x = _decoded(codes, scales, factor, source, columns, decoded, transposed)
-    return _fake_quantize(x, amax, quantizer, rotation, seed, site, signs_site, dtype)
+    return _fake_quantize(x, amax, quantizer, rotation, seed, site, signs_site, native_draws, dtype)
 
 
 def _quantize_masked(
-    x: Tensor, amax: Tensor | None, quantizer: str, rotation: str, seed: Tensor | None, site: int, signs_site: int
+    x: Tensor,
+    amax: Tensor | None,
+    quantizer: str,
+    rotation: str,
+    seed: Tensor | None,
+    site: int,
+    signs_site: int,
+    native_draws: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, r = _specs(quantizer, rotation)
     if x.device.type == "cuda":
         from fp4.kernels.masks import quantize
 
-        return quantize(x, q, rotation=r, seed=seed, site=site, signs_site=signs_site)
+        return quantize(x, q, rotation=r, seed=seed, site=site, signs_site=signs_site, native_draws=native_draws)
     y = _rotated(x, r, seed, signs_site)
-    codes, scales, tensor_scale = reference.quantize(y, q, amax, seed, site)
+    codes, scales, tensor_scale = reference.quantize(y, q, amax, seed, site, native_draws)
     mask = reference.clip_mask(y, scales, q)
     return codes.contiguous(), scales.contiguous(), tensor_scale.contiguous(), mask.contiguous()
 
 
 def _quantize_masked_fake(
-    x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int
+    x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int, native_draws: bool
 ) -> tuple[Tensor, ...]:
     q, r = _specs(quantizer, rotation)
     width = ceil_div(_width(x, r), q.block[1]) * (q.block[1] // 8)

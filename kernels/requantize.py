@@ -114,9 +114,10 @@ def requantize(
     site: int = 0,
     signs_site: int | None = None,
     swizzled: bool = False,
+    native_draws: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, block scales and tensor scale of the decoded operand, as ``quantize.quantize`` of it returns them."""
-    return PackedRun(packed, q, rotation, seed, site, signs_site).packed(amax, swizzled)
+    return PackedRun(packed, q, rotation, seed, site, signs_site).packed(amax, swizzled, native_draws)
 
 
 def fake_requantize(
@@ -130,9 +131,10 @@ def fake_requantize(
     seed: Tensor | None = None,
     site: int = 0,
     signs_site: int | None = None,
+    native_draws: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Decoded values and tensor scale, as ``quantize.fake_quantize`` of the decoded operand returns them."""
-    return PackedRun(packed, q, rotation, seed, site, signs_site).decoded(dtype, scaled, amax)
+    return PackedRun(packed, q, rotation, seed, site, signs_site).decoded(dtype, scaled, amax, native_draws)
 
 
 def amax(packed: Packed, *, rotation: Rotation | None = None, seed: Tensor | None = None, signs_site: int = 0) -> Tensor:

@@ -32,18 +32,22 @@ JOINT_PASSES = (
 
 
 def lowering(
-    target: str | None = None, kernels: bool = True, library: bool = False, exact: bool = True
+    target: str | None = None,
+    kernels: bool = True,
+    library: bool = False,
+    exact: bool = True,
+    native_draws: bool = False,
 ) -> tuple[Lowering, ...]:
     """The passes that lower a partitioned graph, in order.
 
     target: an architecture whose tensor cores are assumed, whatever the graph's device; None: the device's. kernels: generated
     kernels, else the oracle's functions everywhere. library: block-scaled products by cuBLAS where it has the formats.
-    exact: no product in FP8.
+    exact: no product in FP8. native_draws: kernels round stochastically by the target's instruction.
     """
     rest = (LowerCollectives(), LowerReference())
     if not kernels:
         return rest
-    quantize = [LowerEmulated(), *([LowerEmulated(device="cpu")] if target is not None else [])]
+    quantize = [LowerEmulated(device, native_draws) for device in ("cuda", *(["cpu"] if target is not None else []))]
     products: list[Lowering] = [LowerBlackwell(target, library), *([] if exact else [LowerFp8(target)])]
     return (*products, *quantize, SwizzleScales(), *rest)
 

@@ -24,10 +24,11 @@ fp4 = torch.ops.fp4
 
 @dataclass(frozen=True)
 class LowerEmulated:
-    """device: type of the device whose graphs are lowered."""
+    """device: type of the device whose graphs are lowered. native_draws: stochastic rounding by the target's instruction."""
 
     name: ClassVar[str] = "lower_emulated"
     device: str = "cuda"
+    native_draws: bool = False
 
     def run(self, graph: Graph) -> bool:
         found = [n for n in fp4_nodes(graph, "quantize") if n.meta["val"][0].device.type == self.device]
@@ -35,7 +36,7 @@ class LowerEmulated:
         if found or back:
             import fp4.kernels.ops  # noqa: F401  registers the ops
         for node in reversed(found):  # a kernel that reads codes keeps them packed, so it comes before the one that makes them
-            _lower(graph, node)
+            _lower(graph, node, self.native_draws)
         for node in back:
             _rotate_back(graph, node)
         if found or back:
@@ -43,7 +44,7 @@ class LowerEmulated:
         return bool(found or back)
 
 
-def _lower(graph: Graph, node: Node) -> None:
+def _lower(graph: Graph, node: Node, native_draws: bool) -> None:
     matrix, amax, quantizer, seed, site = node.args
     _rotate_amax(graph, node, amax)
     results = {u.args[1]: u for u in node.users}
@@ -58,7 +59,8 @@ def _lower(graph: Graph, node: Node) -> None:
         quantize, fake_quantize = fp4.requantize.default, fp4.fake_requantize.default
     elif masks:
         quantize = fp4.quantize_masked.default
-    common = (*(packed or (matrix,)), amax, quantizer, rotation, seed, site, signs_site)
+    native_draws &= Quantizer.parse(str(quantizer)).rounding == "stochastic"
+    common = (*(packed or (matrix,)), amax, quantizer, rotation, seed, site, signs_site, native_draws)
     decodes = [] if codes is None else [u for u in codes.users if u.target is fp4.dequantize.default]
     dtypes = {d.args[5] for d in decodes}
     if len(dtypes) != 1 or {*(codes.users if codes else ()), *(scales.users if scales else ())} != set(decodes):

@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 from fp4.compiler.graph import Builder, fp4_nodes
 
 fp4 = torch.ops.fp4
-SWIZZLED = 7  # argument of fp4::rotate_quantize
+SWIZZLED = 8  # argument of fp4::rotate_quantize
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,19 @@ def on(device: str, x: Tensor) -> Tensor:
 
 
 def quantize_differences(
-    x: Tensor, q: MXFP4, rotation: Rotation | None, seed: Tensor, site: int, device: str = "cpu"
+    x: Tensor,
+    q: MXFP4,
+    rotation: Rotation | None,
+    seed: Tensor,
+    site: int,
+    device: str = "cpu",
+    native_draws: bool = False,
 ) -> list[str]:
     """Which of codes, scales, tensor scale and mask of `x` are not the oracle's, which runs on the CPU."""
     rotated = x if rotation is None else reference.rotate(x, rotation, seed, site)
-    want = reference.quantize(rotated, q, None, seed, site)
-    run = masks.quantize(on(device, x), q, rotation=rotation, seed=seed.to(device), site=site)
+    want = reference.quantize(rotated, q, None, seed, site, native_draws)
+    draws: dict[str, Any] = {"seed": seed.to(device), "site": site, "native_draws": native_draws}
+    run = masks.quantize(on(device, x), q, rotation=rotation, **draws)
     got = [t.cpu() for t in run]
     equal = {
         "codes": equal_codes(got[0], want[0], want[1], q),

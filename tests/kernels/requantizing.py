@@ -46,6 +46,7 @@ def differences(
     scaled: bool = False,
     device: str = "cpu",
     brief: bool = False,
+    native_draws: bool = False,
 ) -> list[str]:
     """Which results of the kernels on codes of `x` (R, C) are not the oracle's.
 
@@ -61,7 +62,7 @@ def differences(
         decoded = reference.decode(codes, scales, source, columns, dtype)
     operand = decoded.t() if transposed else decoded
     rotated = operand if rotation is None else reference.rotate(operand, rotation, seed, site + 1)
-    want = reference.quantize(rotated, q, None, seed, site)
+    want = reference.quantize(rotated, q, None, seed, site, native_draws)
 
     given = factor.to(device) if scaled or source.has_outer_scale else None
     packed = kernels.Packed(codes.to(device), scales.to(device), given, source, columns, dtype, transposed)
@@ -72,7 +73,7 @@ def differences(
         if not equal:
             found.append(name)
 
-    got = [t.cpu() for t in kernels.requantize(packed, q, site=site, **draws)]
+    got = [t.cpu() for t in kernels.requantize(packed, q, site=site, native_draws=native_draws, **draws)]
     check("codes", equal_codes(got[0], want[0], want[1], q))
     check("scales", same_bits(got[1], want[1]))
     check("tensor scale", same_bits(got[2], want[2]))
@@ -81,7 +82,8 @@ def differences(
     if brief:
         return found
     for out, times in ((torch.bfloat16, False), (torch.float32, True)):
-        got_values = kernels.fake_requantize(packed, q, dtype=out, scaled=times, amax=amax, site=site, **draws)[0].cpu()
+        how: dict[str, Any] = {"dtype": out, "scaled": times, "amax": amax, "site": site, "native_draws": native_draws}
+        got_values = kernels.fake_requantize(packed, q, **how, **draws)[0].cpu()
         width = rotated.shape[1]
         decode = reference.dequantize(*want, q, width, out) if times else reference.decode(*want[:2], q, width, out)
         check(f"decoded {out}{' scaled' if times else ''}", same_bits(got_values, decode))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from fp4.kernels import quantize as kernels
 from fp4.kernels.target import Target, TargetError
 from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation
+from tests.kernels import masking, requantizing
 from tests.kernels.equality import differences, supported
 from tests.runtime.cases import DATA, SHAPES, gaussian
 from tests.runtime.strategies import operands, quantizers, rotations
@@ -63,6 +66,23 @@ def test_shapes(shape: tuple[int, int]) -> None:
 def test_any_specification(q: Quantizer, rotation: Rotation | None, x: torch.Tensor, seed: int, drawn: bool) -> None:
     drawn = drawn and q.rounding == "stochastic"
     assert differences(x, q, rotation, torch.tensor([seed]), seed >> 3, brief=True, native_draws=drawn) == []
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("q", DRAWN[:1] + DRAWN[2:], ids=str)
+def test_draws_for_what_is_read_from_codes(q: Quantizer, transposed: bool) -> None:
+    for rotation in (None, Rotation(16, signs="fixed")):
+        for x in (gaussian(48, 96), gaussian(33, 40)):
+            how: dict[str, Any] = {"transposed": transposed, "brief": rotation is None, "native_draws": True}
+            assert requantizing.differences(x, NVFP4(), q, rotation, SEED, SITE, **how) == []
+
+
+def test_draws_beside_the_clip_mask() -> None:
+    q = MXFP4(rounding="stochastic", scale_rule="range_fit")
+    for rotation in (None, Rotation(32, bf16=False)):
+        for x in (gaussian(33, 96), gaussian(64, 40).t()):
+            found = masking.quantize_differences(x, q, rotation, SEED, SITE, native_draws=True)
+            assert found == []
 
 
 def test_a_target_without_the_instruction_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
