@@ -155,9 +155,9 @@ def quantize(x: Tensor, rows: Side, columns: Side) -> tuple[tuple[Tensor, ...], 
     """
     if x.dim() != 2 or (x.stride(1) != 1 and x.shape[1] > 1):
         raise ValueError(f"x of shape {tuple(x.shape)} and strides {x.stride()}; pass a matrix whose rows are contiguous")
-    for side in (rows, columns):
-        if isinstance(side.q, NVFP4) and side.q.posthoc:
-            raise SpecError(f"{side.q}: its scales are made by a second pass; quantize each orientation alone")
+    for q in (rows.q, columns.q):
+        if isinstance(q, NVFP4) and q.posthoc:
+            raise SpecError(f"{q}: its scales are made by a second pass; quantize each orientation alone")
     sides = _Side(x, rows), _Side(x.t(), columns)
     results = tuple(side.results() for side in sides)
     parts = [_oriented(side.noted, memory) for side, memory in zip(sides, PARTS, strict=True)]

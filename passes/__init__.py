@@ -14,6 +14,7 @@ from fp4.passes.lower_blackwell import LowerBlackwell
 from fp4.passes.lower_collectives import LowerCollectives
 from fp4.passes.lower_emulated import LowerEmulated
 from fp4.passes.lower_fp8 import LowerFp8
+from fp4.passes.lower_products import LowerProducts
 from fp4.passes.lower_reference import LowerReference
 from fp4.passes.requantize import Requantize
 from fp4.passes.share_quantized import ShareQuantized
@@ -44,7 +45,7 @@ def lowering(
     kernels, else the oracle's functions everywhere. library: block-scaled products by cuBLAS where it has the formats.
     exact: no product in FP8. native_draws: kernels round stochastically by the target's instruction.
     """
-    rest = (LowerCollectives(), LowerReference())
+    rest = (LowerCollectives(), LowerProducts(), LowerReference())
     if not kernels:
         return rest
     quantize = [LowerEmulated(device, native_draws) for device in ("cuda", *(["cpu"] if target is not None else []))]

@@ -41,7 +41,7 @@ FUSED = (
 )
 KERNELS = ("scaled_mm", "library_scaled_mm", "fp8_operand", "fp8_mm", "fp8_block_mm", *FUSED)
 EXPERTS = "grouped_mm"  # its group sizes are data
-OPAQUE = ("seed", EXPERTS, *KERNELS, "reduce_amax")
+OPAQUE = ("seed", "product", EXPERTS, *KERNELS, "reduce_amax")
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
 SITE: dict[Any, int] = {fp4.rotate.default: 3, fp4.unrotate.default: 3, fp4.quantize.default: 4}
 

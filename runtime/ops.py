@@ -140,6 +140,10 @@ def _mm_fake(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dt
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 
+def _product_fake(a: Tensor, b: Tensor) -> Tensor:
+    return _mm_fake(a, b, None, None, torch.bfloat16)
+
+
 def _swizzle_fake(scales: Tensor) -> Tensor:
     tiles = ceil_div(scales.shape[0], layout.TILE_ROWS) * ceil_div(scales.shape[1], layout.TILE_COLUMNS)
     return scales.new_empty((tiles * layout.TILE_BYTES,))
@@ -208,6 +212,7 @@ _OPS: tuple[tuple[str, str, Any, Any], ...] = (
     ("clip_mask", "(Tensor x, Tensor scales, str quantizer) -> Tensor", _clip_mask, _clip_mask_fake),
     ("apply_mask", "(Tensor y, Tensor mask) -> Tensor", _apply_mask, _apply_mask_fake),
     ("mm", "(Tensor a, Tensor b, Tensor? alpha, Tensor? bias, ScalarType dtype) -> Tensor", _mm, _mm_fake),
+    ("product", "(Tensor a, Tensor b) -> Tensor", reference.product, _product_fake),
     (
         "grouped_mm",
         "(Tensor first, Tensor second, Tensor offs, Tensor? clipped, str precision, Tensor? seed, int site, ScalarType dtype) "

@@ -11,6 +11,7 @@ into a fused multiply-add.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -256,6 +257,8 @@ def mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: t
 
     a: (M, K), b: (N, K), any float dtype. alpha: FP32 0-d (the product of the tensor scales). bias: (N,). Returns (M, N).
     """
+    if is_product(a, b, alpha, bias, dtype):
+        return product(a, b)
     # A library GEMM's order of additions follows the memory layout, so the layout is made one.
     a, b = a.contiguous(), b.contiguous()
     if a.device.type == "cuda" and a.dtype == b.dtype == torch.bfloat16:
@@ -267,6 +270,25 @@ def mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: t
     if bias is not None:
         y = y + bias.float()
     return y.to(dtype)
+
+
+def is_product(a: Tensor, b: Tensor, alpha: Any, bias: Any, dtype: torch.dtype) -> bool:
+    """Is this `mm` one that cuBLAS rounds to BF16 itself?"""
+    return a.device.type == "cuda" and a.dtype == b.dtype == dtype == torch.bfloat16 and alpha is None and bias is None
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """`mm` of BF16 (M, K) and (N, K) without epilogue, to BF16: sums in FP32, also those of parts of K."""
+    a, b = a.contiguous(), b.contiguous()
+    if not is_product(a, b, None, None, torch.bfloat16):
+        return torch.mm(a.float(), b.float().t()).to(torch.bfloat16)
+    matmul = torch.backends.cuda.matmul
+    allowed = matmul.allow_bf16_reduced_precision_reduction
+    matmul.allow_bf16_reduced_precision_reduction = False
+    try:
+        return torch.mm(a, b.t())
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = allowed
 
 
 def _need_seed(seed: Tensor | None, what: Quantizer | Rotation) -> Tensor:

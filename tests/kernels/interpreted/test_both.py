@@ -40,6 +40,7 @@ def differences(x: torch.Tensor, case: Any, dtypes: tuple[Any, Any] = (None, Non
     for name, operand, side, results in zip(("rows", "columns"), (x, x.t()), sides, quantize(x, *sides), strict=True):
         given: dict[str, Any] = {"amax": side.amax, "rotation": side.rotation, "seed": SEED, "site": side.site}
         given["signs_site"] = side.signs_site
+        want: tuple[torch.Tensor, ...]
         if side.dtype is None:
             want = kernels.quantize(operand, side.q, swizzled=side.swizzled, **given)
         else:

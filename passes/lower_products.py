@@ -1,0 +1,38 @@
+"""On a CUDA GPU: ``fp4::mm`` of BF16 operands without an epilogue becomes ``fp4::product``, rounded to BF16 by cuBLAS.
+
+Others go through an FP32 result, since a tensor scale or a bias comes before the one rounding: twice the bytes written, and
+read again. cuBLAS may reduce the parts of a split BF16 sum in BF16; the op forbids it, as a graph of ATen products could not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Graph, Node
+
+from fp4.compiler.graph import Builder, fp4_nodes
+from fp4.runtime import reference
+
+fp4 = torch.ops.fp4
+
+
+@dataclass(frozen=True)
+class LowerProducts:
+    name: ClassVar[str] = "lower_products"
+
+    def run(self, graph: Graph) -> bool:
+        found = [node for node in fp4_nodes(graph, "mm") if _plain(node)]
+        for node in found:
+            product = Builder(graph, node).call(fp4.product.default, *node.args[:2])
+            product.meta = {**node.meta, "val": product.meta["val"]}
+            node.replace_all_uses_with(product)
+            graph.erase_node(node)
+        return bool(found)
+
+
+def _plain(node: Node) -> bool:
+    a, b, *epilogue = node.args
+    values: Any = [n.meta["val"] for n in (a, b)]  # type: ignore[union-attr]
+    return reference.is_product(*values, *epilogue)
