@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Graph, Node
 
-from fp4.compiler.graph import Builder, fp4_nodes, is_transpose
+from fp4.compiler.graph import Builder, fp4_nodes, is_transpose, untransposed
 from fp4.runtime.spec import Quantizer
 
 fp4 = torch.ops.fp4
+SHARED = "fp4_shared_amax"  # right after its matrix, so before all that may read it
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def _lower(graph: Graph, node: Node, native_draws: bool) -> None:
     elif masks:
         quantize = fp4.quantize_masked.default
     native_draws &= Quantizer.parse(str(quantizer)).rounding == "stochastic"
+    if amax is None and not rotation and packed is None:
+        amax = _plain_amax(graph, node)
     common = (*(packed or (matrix,)), amax, quantizer, rotation, seed, site, signs_site, native_draws)
     decodes = [] if codes is None else [u for u in codes.users if u.target is fp4.dequantize.default]
     dtypes = {d.args[5] for d in decodes}
@@ -76,6 +79,21 @@ def _lower(graph: Graph, node: Node, native_draws: bool) -> None:
         graph.erase_node(decode)
     if 2 in results:
         results[2].replace_all_uses_with(tensor_scale)
+
+
+def _plain_amax(graph: Graph, node: Node) -> Node | None:
+    """The amax of an operand as it lies in memory: Inductor fuses it with what makes the operand, where a kernel of ours would
+    read it once more. One for the operand and its transpose."""
+    amax: Any = node.args[1]
+    if amax is None or amax.target is not fp4.amax.default:
+        return amax
+    matrix: Any = untransposed(amax.args[0])
+    if (found := next((u for u in matrix.users if u.target is fp4.amax.default and u.meta.get(SHARED)), None)) is not None:
+        return found
+    after = matrix.next
+    while after.op == "placeholder":
+        after = after.next
+    return Builder(graph, amax, before=after, **{SHARED: True}).call(fp4.amax.default, matrix)
 
 
 def _rotate_amax(graph: Graph, node: Node, reduced: Any) -> None:

@@ -198,8 +198,8 @@ class _Lowering:
     def lower(self, region: _Region) -> None:
         outputs = region.outputs()
         dynamic = any(isinstance(s, torch.SymInt) for n in region.inputs() for s in _sizes(n.meta["val"]))
-        # A product stays in the surrounding graph, where its epilogue fuses with what follows.
-        if region.head.target is fp4.mm.default or dynamic or config.cpp_wrapper:
+        # These stay in the surrounding graph: a product's epilogue fuses with what follows, an amax with what comes before.
+        if region.head.target in (fp4.mm.default, fp4.amax.default) or dynamic or config.cpp_wrapper:
             results = self._inline(region, dynamic)
         else:
             results = self._call(region)

@@ -52,7 +52,8 @@ def amax(x: Tensor) -> Tensor:
     a = x.float().abs()
     a = torch.where(a < torch.inf, a, 0.0)
     if statically_known_true(x.numel() > 0):
-        return a.amax()
+        # By rows first: on a GPU that fuses with what makes the rows.
+        return a.amax(1).amax() if x.dim() == 2 and x.device.type == "cuda" else a.amax()
     return torch.nn.functional.pad(a.reshape(-1), (0, 1)).amax()
 
 

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fp4
-from fp4.compiler.graph import fp4_nodes
+from fp4.compiler.graph import fp4_nodes, is_transpose
 from fp4.passes.lower_emulated import LowerEmulated
 from fp4.passes.lower_reference import LowerReference
 from tests.graphs import MLP, equal, evaluate, gaussians, ops, rewritten
@@ -141,3 +141,22 @@ def test_what_the_kernels_do_not_read_is_decoded() -> None:
         assert ops(new)["fp4::requantize"] == fused
         assert ops(new)["fp4::rotate_quantize"] == 1 - fused
         assert equal(evaluate(graph, [codes, blocks]), evaluate(new, [codes, blocks]))
+
+
+def test_an_amax_is_one_for_an_operand_and_its_transpose() -> None:
+    """Of an unrotated operand Inductor computes it, right where the operand is made; a rotated one's is the kernel's own."""
+    _, backward = graphs("all_the_way")
+    before = [n.args[0] for n in fp4_nodes(backward, "amax")]
+    new = lowered(backward)[1]
+    amaxes = list(fp4_nodes(new, "amax"))
+    assert len(amaxes) < len(before)
+    assert len({n.args[0] for n in amaxes}) == len(amaxes)
+    assert not any(is_transpose(n.args[0]) for n in amaxes)
+    order = {n: i for i, n in enumerate(new.nodes)}
+    for kernel in fp4_nodes(new, "fake_quantize"):
+        assert kernel.args[1] is not None
+        assert order[kernel.args[1]] < order[kernel]
+    for graph in graphs("nvfp4"):
+        for name in ("fake_quantize", "rotate_quantize"):
+            for kernel in fp4_nodes(lowered(graph)[1], name):
+                assert (kernel.args[1] is None) == bool(kernel.args[3])
