@@ -14,6 +14,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "group_amax": ("larger",),
     "round_e2m1": ("bits", "floats"),
     "round_e2m1_stochastic": ("bits", "floats"),
+    "round_e2m1_stochastic_fma": ("bits", "floats"),
     "round_exmy": ("bits", "floats"),
     "round_exmy_stochastic": ("bits", "floats", "uniform"),
     "round_e8m0": ("bits", "e8m0_value"),
@@ -247,24 +248,26 @@ helper(
     "round_e2m1_stochastic",
     '''
 @triton.jit
-def round_e2m1_stochastic(a, below, draw):
-    """Magnitudes to E2M1, up as draws of 16 bits say (runtime/rounding.py): (value FP32, code int32).
-
-    below: 1 where a < 1, whose step is that of [1, 2), else 0.
-    """
+def round_e2m1_stochastic(a, draw):
+    """Magnitudes to E2M1, saturating, up as draws of 16 bits say (runtime/rounding.py): (value FP32, code int32)."""
+    a = tl.minimum(a, 6.0)
+    below = tl.where(a < 1.0, 1.0, 0.0)  # there the step is that of [1, 2)
     i = bits(a + below) + ((draw << 6) | 32)  # what is below the step, and the draw: the carry rounds up
-    return floats(i & -0x400000) - below, (i - bits(tl.maximum(below, 0.5))) >> 22
+    return floats(i & -0x400000) - below, (i >> 22) - tl.where(a < 1.0, 254, 252)
 ''',
 )
 helper(
-    "one_below_one",
+    "round_e2m1_stochastic_fma",
     '''
 @triton.jit
-def one_below_one(a):
-    """1 where a < 1, else 0, as sat(2^24 - 2^24 a): fma.rn.sat.f32, of the units that rounding leaves idle."""
-    return tl.inline_asm_elementwise(
+def round_e2m1_stochastic_fma(a, draw):
+    """`round_e2m1_stochastic` with no comparison: fma.rn.sat.f32, of the units that rounding leaves idle."""
+    a = tl.minimum(a, 6.0)
+    below = tl.inline_asm_elementwise(  # sat(2^24 - 2^24 a): 1 where a < 1, else 0
         "fma.rn.sat.f32 $0, $1, 0fCB800000, 0f4B800000;", "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1
     )
+    i = bits(a + below) + ((draw << 6) | 32)
+    return floats(i & -0x400000) - below, (i - bits(tl.maximum(below, 0.5))) >> 22
 ''',
 )
 helper(

@@ -43,11 +43,10 @@ class ScaleRules(NativeRounding):
             return
         if q.rounding == "stochastic":
             self.draws()
-            below = "tl.where(a < 1.0, 1.0, 0.0)" if self.interpreted else f"{self.call('one_below_one')}(a)"
-            self.add(
-                f"a = tl.minimum(tl.abs({scaled}), 6.0)",
-                f"value, code = {self.call('round_e2m1_stochastic')}(a, {below}, draw)",
-            )
+            # Down the columns sm_100a's assembler would give a thread a stack for the shorter one.
+            select = self.interpreted or (not self.by_rows and self.target.rounds_e2m1)
+            rounding = self.call("round_e2m1_stochastic" if select else "round_e2m1_stochastic_fma")
+            self.add(f"value, code = {rounding}(tl.abs({scaled}), draw)")
         else:
             self.add(f"value, code = {self.call('round_e2m1')}(tl.abs({scaled}))")
         self.add("code = code | (bits(x) >> 28) & 8")

@@ -67,20 +67,13 @@ def any_draws(index, stream, seed, site):
 
 
 @triton.jit
-def one_below_one(a):
-    """1 where a < 1, else 0, as sat(2^24 - 2^24 a): fma.rn.sat.f32, of the units that rounding leaves idle."""
-    return tl.inline_asm_elementwise(
+def round_e2m1_stochastic_fma(a, draw):
+    """`round_e2m1_stochastic` with no comparison: fma.rn.sat.f32, of the units that rounding leaves idle."""
+    a = tl.minimum(a, 6.0)
+    below = tl.inline_asm_elementwise(  # sat(2^24 - 2^24 a): 1 where a < 1, else 0
         "fma.rn.sat.f32 $0, $1, 0fCB800000, 0f4B800000;", "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1
     )
-
-
-@triton.jit
-def round_e2m1_stochastic(a, below, draw):
-    """Magnitudes to E2M1, up as draws of 16 bits say (runtime/rounding.py): (value FP32, code int32).
-
-    below: 1 where a < 1, whose step is that of [1, 2), else 0.
-    """
-    i = bits(a + below) + ((draw << 6) | 32)  # what is below the step, and the draw: the carry rounds up
+    i = bits(a + below) + ((draw << 6) | 32)
     return floats(i & -0x400000) - below, (i - bits(tl.maximum(below, 0.5))) >> 22
 
 
@@ -124,8 +117,7 @@ def kernel(x_ptr, amax_ptr, seed_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, r
         s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
         inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
         draw = any_draws((row * width + unit * 16)[None, :] + k, 0, seed, site.to(tl.uint32))
-        a = tl.minimum(tl.abs(x * inverse[None, :]), 6.0)
-        value, code = round_e2m1_stochastic(a, one_below_one(a), draw)
+        value, code = round_e2m1_stochastic_fma(tl.abs(x * inverse[None, :]), draw)
         code = code | (bits(x) >> 28) & 8
         scale_code = tl.where(finite, scale_code, 127)
 
