@@ -138,6 +138,18 @@ def _decoded(
     return x.t() if transposed else x
 
 
+def _decode(codes: Tensor, scales: Tensor, factor: Tensor | None, source: str, columns: int, dtype: torch.dtype) -> Tensor:
+    if codes.device.type == "cuda":
+        from fp4.kernels.requantize import Packed, decode
+
+        return decode(Packed(codes, scales, factor, ops.quantizer(source), columns, dtype, transposed=False), dtype)
+    return _decoded(codes, scales, factor, source, columns, dtype, False).contiguous()
+
+
+def _decode_fake(codes: Tensor, scales: Any, factor: Any, source: str, columns: Size, dtype: torch.dtype) -> Tensor:
+    return codes.new_empty((codes.shape[0], columns), dtype=dtype)
+
+
 def _requantize(
     codes: Tensor,
     scales: Tensor,
@@ -263,6 +275,12 @@ for _name, _schema, _impl, _fake in (
     ),
     ("rotated_amax", "(Tensor x, str rotation, Tensor? seed, int signs_site) -> Tensor", _rotated_amax, _rotated_amax_fake),
     ("fake_quantize", f"({ARGUMENTS}, ScalarType dtype) -> (Tensor, Tensor)", _fake_quantize, _fake_quantize_fake),
+    (
+        "decode",
+        "(Tensor codes, Tensor scales, Tensor? factor, str source, SymInt columns, ScalarType dtype) -> Tensor",
+        _decode,
+        _decode_fake,
+    ),
     ("requantize", f"({PACKED}, {DRAWS}) -> (Tensor, Tensor, Tensor)", _requantize, _requantize_fake),
     ("quantize_masked", f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)", _quantize_masked, _quantize_masked_fake),
     (

@@ -35,14 +35,16 @@ class LowerEmulated:
         found = [n for n in fp4_nodes(graph, "quantize") if n.meta["val"][0].device.type == self.device]
         back = [n for n in fp4_nodes(graph, "unrotate") if n.meta["val"].device.type == self.device]
         if found or back:
-            import fp4.kernels.ops  # noqa: F401  registers the ops
+            _register()
         for node in reversed(found):  # a kernel that reads codes keeps them packed, so it comes before the one that makes them
             _lower(graph, node, self.native_draws)
         for node in back:
             _rotate_back(graph, node)
         if found or back:
             graph.eliminate_dead_code()
-        return bool(found or back)
+        saved = [n for n in fp4_nodes(graph, "dequantize") if n.meta["val"].device.type == self.device]
+        decoded = [_decode(graph, node) for node in saved]
+        return bool(found or back or any(decoded))
 
 
 def _lower(graph: Graph, node: Node, native_draws: bool) -> None:
@@ -94,6 +96,23 @@ def _plain_amax(graph: Graph, node: Node) -> Node | None:
     while after.op == "placeholder":
         after = after.next
     return Builder(graph, amax, before=after, **{SHARED: True}).call(fp4.amax.default, matrix)
+
+
+def _decode(graph: Graph, node: Node) -> bool:
+    """Codes that forward saved, and no kernel reads: one that decodes them."""
+    source, dtype = node.args[3], node.args[5]
+    _register()
+    from fp4.kernels.packed import readable
+
+    if not readable(Quantizer.parse(str(source))) or dtype not in (torch.bfloat16, torch.float32):
+        return False
+    node.replace_all_uses_with(Builder(graph, node).call(fp4.decode.default, *node.args))
+    graph.erase_node(node)
+    return True
+
+
+def _register() -> None:
+    import fp4.kernels.ops  # noqa: F401  registers the ops
 
 
 def _rotate_amax(graph: Graph, node: Node, reduced: Any) -> None:

@@ -34,6 +34,7 @@ FUSED = (
     "rotate_quantize",
     "fake_quantize",
     "rotated_amax",
+    "decode",
     "requantize",
     "fake_requantize",
     "quantize_masked",
@@ -42,6 +43,8 @@ FUSED = (
 KERNELS = ("scaled_mm", "library_scaled_mm", "fp8_operand", "fp8_mm", "fp8_block_mm", *FUSED)
 EXPERTS = "grouped_mm"  # its group sizes are data
 OPAQUE = ("seed", "product", EXPERTS, *KERNELS, "reduce_amax")
+# These stay in the surrounding graph: a product's epilogue fuses with what follows, an amax with what comes before.
+INLINE = ("mm", "amax", "top_scale")
 # The argument of an op that is its draw site. It enters a region as a tensor, else no two regions were equal.
 SITE: dict[Any, int] = {fp4.rotate.default: 3, fp4.unrotate.default: 3, fp4.quantize.default: 4}
 
@@ -198,8 +201,7 @@ class _Lowering:
     def lower(self, region: _Region) -> None:
         outputs = region.outputs()
         dynamic = any(isinstance(s, torch.SymInt) for n in region.inputs() for s in _sizes(n.meta["val"]))
-        # These stay in the surrounding graph: a product's epilogue fuses with what follows, an amax with what comes before.
-        if region.head.target in (fp4.mm.default, fp4.amax.default) or dynamic or config.cpp_wrapper:
+        if region.head.target._opname in INLINE or dynamic or config.cpp_wrapper:
             results = self._inline(region, dynamic)
         else:
             results = self._call(region)

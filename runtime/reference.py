@@ -52,8 +52,7 @@ def amax(x: Tensor) -> Tensor:
     a = x.float().abs()
     a = torch.where(a < torch.inf, a, 0.0)
     if statically_known_true(x.numel() > 0):
-        # By rows first: on a GPU that fuses with what makes the rows.
-        return a.amax(1).amax() if x.dim() == 2 and x.device.type == "cuda" else a.amax()
+        return a.amax()
     return torch.nn.functional.pad(a.reshape(-1), (0, 1)).amax()
 
 
@@ -260,8 +259,7 @@ def mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: t
     """
     if is_product(a, b, alpha, bias, dtype):
         return product(a, b)
-    # A library GEMM's order of additions follows the memory layout, so the layout is made one.
-    a, b = a.contiguous(), b.contiguous()
+    a, b = _laid_out(a), _laid_out(b)
     if a.device.type == "cuda" and a.dtype == b.dtype == torch.bfloat16:
         y = torch.mm(a, b.t(), out_dtype=torch.float32)
     else:
@@ -273,6 +271,14 @@ def mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: t
     return y.to(dtype)
 
 
+def _laid_out(x: Tensor) -> Tensor:
+    """A library GEMM's order of additions follows the memory layout, so the layout is one of two: BF16 on a GPU may be the
+    transpose of a contiguous matrix, W for dgrad, which a copy would cost a read and a write of W; else it is contiguous."""
+    if x.device.type == "cuda" and x.dtype == torch.bfloat16 and x.t().is_contiguous():
+        return x
+    return x.contiguous()
+
+
 def is_product(a: Tensor, b: Tensor, alpha: Any, bias: Any, dtype: torch.dtype) -> bool:
     """Is this `mm` one that cuBLAS rounds to BF16 itself?"""
     return a.device.type == "cuda" and a.dtype == b.dtype == dtype == torch.bfloat16 and alpha is None and bias is None
@@ -280,7 +286,7 @@ def is_product(a: Tensor, b: Tensor, alpha: Any, bias: Any, dtype: torch.dtype) 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """`mm` of BF16 (M, K) and (N, K) without epilogue, to BF16: sums in FP32, also those of parts of K."""
-    a, b = a.contiguous(), b.contiguous()
+    a, b = _laid_out(a), _laid_out(b)
     if not is_product(a, b, None, None, torch.bfloat16):
         return torch.mm(a.float(), b.float().t()).to(torch.bfloat16)
     matmul = torch.backends.cuda.matmul

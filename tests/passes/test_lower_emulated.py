@@ -42,8 +42,9 @@ def test_nvfp4_is_one_kernel_an_operand() -> None:
         assert counts["fp4::rotate_quantize"] == packed
         assert counts["fp4::fake_quantize"] == unpacked
         assert counts["fp4::quantize"] == counts["fp4::rotate"] == 0
-    assert ops(forward)["fp4::dequantize"] == 0
-    assert ops(backward)["fp4::dequantize"] == 1  # of the saved codes
+    assert ops(forward)["fp4::decode"] == 0
+    assert ops(backward)["fp4::decode"] == 1  # of the saved codes
+    assert ops(backward)["fp4::dequantize"] == 0
 
 
 def test_a_graph_on_another_device_is_left_alone() -> None:
@@ -81,7 +82,7 @@ def test_the_reference_lowering_leaves_the_kernels() -> None:
         assert LowerReference().run(new)
         assert {n: c for n, c in ops(new).items() if n.startswith("fp4::")} == {
             n: before[n]
-            for n in ("fp4::fake_quantize", "fp4::rotate_quantize", "fp4::fake_requantize", "fp4::seed")
+            for n in ("fp4::fake_quantize", "fp4::rotate_quantize", "fp4::fake_requantize", "fp4::decode", "fp4::seed")
             if before[n]
         }
 
