@@ -1,6 +1,7 @@
 """Speed of the quantize kernels on an H200 as a share of a device copy of the bytes they move, drawn from the committed run.
 
-``python -m benchmarks.kernel_plot`` draws results/gpu_kernels_h200.json into docs/plots/kernels.png. Nothing is measured.
+``python -m benchmarks.kernel_plot`` draws results/gpu_kernels_h200.json into docs/plots/kernels.png and, where it exists,
+results/gpu_rivals_h200.json (``benchmarks.gpu_rivals``) into docs/plots/rivals.png. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -55,8 +56,42 @@ def draw(run: dict[str, Any]) -> None:
     save(figure, "kernels")
 
 
+def rival_bars(run: dict[str, Any]) -> tuple[list[str], dict[str, list[float]]]:
+    """Labels of the operations with the amax computed or without one, and each competitor's shares, 0 where it has none."""
+    rows = [row for row in run[SIZE]["rows"] if row["amax"] != "given"]
+    competitors = [{name: row.get(name, {}) for name in ("ours", "ours, scaled")} | row["rivals"] for row in rows]
+    names = dict.fromkeys(name for found in competitors for name, entry in found.items() if "of copy" in entry)
+    shares = {name: [found.get(name, {}).get("of copy", 0.0) for found in competitors] for name in names}
+    return [row["case"].removesuffix(f", amax {row['amax']}") for row in rows], shares
+
+
+def draw_rivals(run: dict[str, Any]) -> None:
+    """Ours beside the rivals'. run: a result of ``benchmarks.gpu_rivals``."""
+    from matplotlib.figure import Figure
+
+    labels, shares = rival_bars(run)
+    figure = Figure(figsize=(9.0, 0.55 * len(labels) + 1.5), layout="constrained", dpi=120)
+    axes = figure.subplots()
+    thick = 0.8 / len(shares)
+    for i, (name, values) in enumerate(shares.items()):
+        rows = [row - 0.4 + (i + 0.5) * thick for row in range(len(labels))]
+        texts = [f"{value:.2f}" if value else "" for value in values]
+        axes.bar_label(axes.barh(rows, values, thick, label=name), texts, fontsize=7, padding=2)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xlim(0, 1.08)
+    axes.set_xlabel(f"share of a copy's speed, {run[SIZE]['copy, TB/s']:.2f} TB/s, bytes counted once")
+    axes.set_title(f"{run['gpu']}, {SIZE} BF16, amax computed")
+    axes.grid(alpha=0.3, axis="x")
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=len(shares), frameon=False)
+    save(figure, "rivals")
+
+
 def main() -> None:
     draw(json.loads((RESULTS / "gpu_kernels_h200.json").read_text()))
+    if (rivals := RESULTS / "gpu_rivals_h200.json").exists():
+        draw_rivals(json.loads(rivals.read_text()))
 
 
 if __name__ == "__main__":
