@@ -24,6 +24,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "scaled_mm": ("gpu_scaled_mm", (), 120),
     "linear": ("gpu_step", ("linear",), 400),
     "model": ("gpu_step", ("model",), 300),
+    "rivals": ("gpu_rivals", ("--peers", ".peers"), 540),
 }
 
 
