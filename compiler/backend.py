@@ -26,6 +26,7 @@ from fp4.compiler.sites import Input
 from fp4.compiler.supported import check_devices, check_torch
 from fp4.compiler.watch import compiled_module, watched
 from fp4.passes.recipes import DEFAULT, recipe
+from fp4.runtime import counters
 from fp4.runtime.files import write_whole
 
 log = logging.getLogger("fp4.report")
@@ -192,6 +193,9 @@ def fp4(
     read = Options.read(options, mode)
     policy = read.resolved()
     check_devices(example_inputs)
+    if not read.exact:  # the counts' memory, before any CUDA graph is captured
+        for device in {x.device for x in example_inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"}:
+            counters.reserve(device)
     read.check_draws(example_inputs)
     model = compiled_module()
     inputs = dynamo_inputs(gm, model)
