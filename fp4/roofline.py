@@ -6,7 +6,8 @@ in BF16 (twice where a tensor amax is needed) and written as codes or decoded, a
 a copy, measured on an H200. Every kernel has a fixed cost. What is not a linear takes the same time in every precision.
 
 exact=False is the backend's option: where tensor cores have FP8 and not FP4, MXFP4 operands are packed, their codes read once
-more and written as FP8, and multiplied at the FP8 peak.
+more and written as FP8, and multiplied at the FP8 peak. On Hopper FP8 codes with FP32 block scales are multiplied as they are,
+at the share of the peak that FP8 without block scales reaches there; the scales of 1x128 blocks are transposed for it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import fp4
 from fp4.compiler.policy import GemmPrecision, LinearSite, Policy
-from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation
+from fp4.runtime.spec import FP8, MXFP4, NVFP4, Quantizer, Rotation
 
 ROLES = ("fprop", "dgrad", "wgrad")
 # Share of a copy's speed of the quantize kernels on an H200, (16384, 4096), by their names in
@@ -127,7 +128,7 @@ class LinearTime:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All linears of a step. step: seconds of a whole step, by precision. exact: no MXFP4 operands are multiplied in FP8."""
+    """All linears of a step. step: seconds of a whole step, by precision. exact: the backend's option."""
 
     inputs: Inputs
     recipe: str
@@ -159,7 +160,8 @@ def predict(
 ) -> Prediction:
     """Predicted times of a model's linears. sites: as ``linears`` finds them. policy: in place of the recipe's own.
 
-    exact: the backend's option; False: MXFP4 operands are multiplied in FP8 on a target with FP8 tensor cores and no FP4 ones.
+    exact: the backend's option; False: on a target with FP8 tensor cores and no FP4 ones, MXFP4 operands, and on Hopper FP8
+    with block scales, are multiplied in FP8.
     """
     if not 0 <= inputs.rest < 1:
         raise RooflineError(f"rest={inputs.rest}; write a share from 0 to under 1")
@@ -194,7 +196,7 @@ def _gemm(inputs: Inputs, role: str, mnk: tuple[int, int, int], precision: GemmP
     """Seconds of a GEMM and of quantizing its operands, and how it is multiplied."""
     from fp4.kernels.matmul_spec import no_instruction
     from fp4.kernels.target import Target
-    from fp4.passes.lower_fp8 import FP8_ONLY, formats
+    from fp4.passes.lower_fp8 import FP8_ONLY, HOPPER, formats
 
     m, n, k = mnk
     first, second = precision.first.quantizer, precision.second.quantizer
@@ -202,7 +204,7 @@ def _gemm(inputs: Inputs, role: str, mnk: tuple[int, int, int], precision: GemmP
         return _product_seconds(inputs, m, n, k, "bf16", 2.0, 2.0), "BF16"
     target = Target(inputs.target)
     reason = no_instruction(first, second, target)
-    in_fp8 = not exact and target.capability in FP8_ONLY and bool(formats(first, second))
+    in_fp8 = not exact and target.capability in FP8_ONLY and bool(formats(first, second, target.capability == HOPPER))
     total = sum(
         _quantize_seconds(inputs, role, i, rows, k, q, precision.rotation, bool(reason) and not in_fp8)
         for i, (rows, q) in enumerate(((m, first), (n, second)))
@@ -210,9 +212,11 @@ def _gemm(inputs: Inputs, role: str, mnk: tuple[int, int, int], precision: GemmP
     )
     if in_fp8:
         total += sum(_fp8_seconds(inputs, rows * k, q) for rows, q in ((m, first), (n, second)) if q is not None)
-        return total + _product_seconds(inputs, m, n, k, "fp8", 1.0, 1.0), "MXFP4 in FP8"
+        how = "MXFP4 in FP8" if isinstance(first, MXFP4) else "FP8"
+        return total + _product_seconds(inputs, m, n, k, "fp8", 1.0, 1.0), how
     if reason:
-        return total + _product_seconds(inputs, m, n, k, "bf16", 2.0, 2.0), f"emulated: {reason}"
+        slower = "" if all(q is None or q.exact_in_bf16 for q in (first, second)) else "; in FP32, slower than predicted"
+        return total + _product_seconds(inputs, m, n, k, "bf16", 2.0, 2.0), f"emulated: {reason}{slower}"
     assert first is not None
     assert second is not None
     kind = "fp4" if first.packed and second.packed else "fp8"
@@ -254,7 +258,12 @@ def _quantize_seconds(
 
 
 def _fp8_seconds(inputs: Inputs, elements: int, q: Quantizer) -> float:
-    """Seconds of turning packed codes into an FP8 tensor: the largest scale is found, then codes are read and bytes written."""
+    """Seconds of making a quantized operand what FP8 tensor cores multiply.
+
+    MXFP4: the largest scale is found, codes are read and an FP8 tensor is written. FP8: the scales of 1x128 are transposed.
+    """
+    if isinstance(q, FP8):
+        return elements * 8.0 / q.block[1] / _copy(inputs) + inputs.kernel_us * 1e-6 if q.block[0] == 1 else 0.0
     moved = elements * (q.bits_per_element / 8 + 1.0)
     return moved / (_copy(inputs) * inputs.fp8_operand) + 2 * inputs.kernel_us * 1e-6
 

@@ -35,7 +35,7 @@ def roofline(
     recipe: Annotated[str, _option(MODEL, "What FP4 means; `fp4 recipes` lists them.")] = "nvfp4",
     exact: Annotated[
         bool,
-        _option(MODEL, "--no-exact: multiply MXFP4 in FP8 where there is no FP4 (h200), as options={'exact': False} does."),
+        _option(MODEL, "--no-exact: on h200, MXFP4 and block-scaled FP8 in FP8, as options={'exact': False} does."),
     ] = True,
     batch: Annotated[int, _option(MODEL, "Sequences a step of a language model.")] = 8,
     seq: Annotated[int, _option(MODEL, "Tokens a sequence of a language model.")] = 2048,

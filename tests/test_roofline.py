@@ -72,6 +72,8 @@ def test_what_a_gpu_does_not_have_is_emulated_and_gains_nothing() -> None:
         found = one(8192, 8192, name, recipe)
         assert all(how.startswith("emulated") for how in found.linears[0].how.values())
         assert not found.linears[0].gains
+        in_fp32 = ["in FP32, slower than predicted" in how for how in found.linears[0].how.values()]
+        assert in_fp32 == 3 * [recipe != "nvfp4"]
 
 
 def test_mxfp4_in_fp8_where_there_is_no_fp4() -> None:
@@ -88,6 +90,24 @@ def test_mxfp4_in_fp8_where_there_is_no_fp4() -> None:
     # No other operand is exact in FP8, and no Blackwell needs it.
     for gpu_name, recipe in (("h200", "nvfp4"), ("h200", "mxfp8"), ("b200", "mxfp4_h16")):
         assert one(8192, 8192, gpu_name, recipe, False) == dataclasses.replace(one(8192, 8192, gpu_name, recipe), exact=False)
+
+
+def test_fp8_in_blocks_where_there_is_no_fp4() -> None:
+    found = one(8192, 8192, "h200", "fp8", False)
+    assert set(found.linears[0].how.values()) == {"FP8"}
+    assert found.linears[0].gains
+    assert found.total("fp4") < one(8192, 8192, "h200", "fp8").total("fp4")
+    assert one(8192, 8192, "h200", "fp8", False, fp8=4000).total("fp4") < found.total("fp4")
+    # The scales of the four operands in 1x128 are transposed: four kernels more than MXFP8's six and three products.
+    fixed = found.total("fp4") - one(8192, 8192, "h200", "fp8", False, kernel_us=0).total("fp4")
+    assert fixed == pytest.approx((6 + 4 + 3) * 3e-6)
+    # cuBLAS has block scales of E4M3 alone, and a Blackwell does as with exact=True.
+    sites = [site("linear", 8192, 8192)]
+    policy = fp4.recipe("fp8", gradient_format="e5m2", keep_heads=False, high_precision_tail=0.0)
+    how = predict(sites, gpu("h200"), "fp8", policy, False).linears[0].how
+    assert how["fprop"] == "FP8"
+    assert how["dgrad"].startswith("emulated")
+    assert one(8192, 8192, "b200", "fp8", False) == dataclasses.replace(one(8192, 8192, "b200", "fp8"), exact=False)
 
 
 def test_kept_linears_are_bf16() -> None:
