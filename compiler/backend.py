@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.fx import Graph, GraphModule
 
 from fp4.compiler.joint_pass import JointPass, LowerPass
+from fp4.compiler.lowering import LoweringOptions
 from fp4.compiler.pipeline import Observer
 from fp4.compiler.policy import Policy
 from fp4.compiler.report import REGISTRY, GemmReport, GraphReport, LinearReport, Report
@@ -156,6 +157,10 @@ class Options:
         except (TypeError, ValueError) as error:
             raise OptionError(f"{name}: {error}") from error
 
+    @property
+    def lowering(self) -> LoweringOptions:
+        return LoweringOptions(**{f.name: getattr(self, f.name) for f in fields(LoweringOptions)})
+
     def resolved(self) -> Policy:
         policy = self.policy if self.policy is not None else recipe(self.recipe or DEFAULT)
         return policy if self.phase is None else policy.phase(self.phase)
@@ -217,9 +222,7 @@ def fp4(
         read.observer,
         batch,
         tensor.group if tensor else "",
-        read.target,
-        read.library,
-        read.exact,
+        read.lowering,
     )
     key = _report_key(joint, gm, example_inputs)
     compiled = compile_with(read, joint, gm, example_inputs)
@@ -242,9 +245,7 @@ def compile_with(read: Options, joint: JointPass, gm: GraphModule, example_input
         "use_post_grad_passes": True,
     }
     patches["joint_custom_pre_pass"] = Chain.of(patches, "joint_custom_pre_pass", joint)
-    patches["post_grad_custom_pre_pass"] = Chain.of(
-        patches, "post_grad_custom_pre_pass", LowerPass(read.kernels, read.target, read.library, read.exact, read.native_draws)
-    )
+    patches["post_grad_custom_pre_pass"] = Chain.of(patches, "post_grad_custom_pre_pass", LowerPass(joint.lowering))
     # At budget 0 the partitioner saves graph inputs alone, and backward would draw another seed than forward did.
     budget = torch._functorch.config.activation_memory_budget or SMALLEST_BUDGET
     with torch._functorch.config.patch(activation_memory_budget=budget):

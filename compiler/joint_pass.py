@@ -19,9 +19,10 @@ from torch.fx import Graph
 
 from fp4.compiler import pipeline
 from fp4.compiler.explain import fx
+from fp4.compiler.lowering import DEFAULTS, LoweringOptions
 from fp4.compiler.pipeline import Context, Observer
 from fp4.compiler.policy import Policy
-from fp4.compiler.report import GraphReport, TensorCores, describe
+from fp4.compiler.report import GraphReport, describe
 from fp4.compiler.shards import Shard
 from fp4.compiler.sites import Input, find_products
 
@@ -55,9 +56,7 @@ class JointPass(CustomGraphPass):
     observer: Observer | None = None
     batch: Shard | None = None
     tensor_group: str = ""
-    target: str | None = None
-    library: bool = False
-    exact: bool = True
+    lowering: LoweringOptions = DEFAULTS
 
     def __call__(self, graph: Graph) -> None:
         if torch._dynamo.compiled_autograd.in_compiled_autograd_region:
@@ -70,7 +69,7 @@ class JointPass(CustomGraphPass):
         _trace_graph("captured", graph, self.inputs)
         pipeline.run(JOINT_PASSES, graph, context, self.observer)
         training = any("partitioner_tag" in node.meta for node in graph.nodes)
-        report = describe(context, "training" if training else "inference", self._tensor_cores(graph))
+        report = describe(context, "training" if training else "inference", self.lowering.tensor_cores(graph))
         _trace_graph("rewritten", graph, self.inputs)
         _trace(report)
         self.done(report)
@@ -81,17 +80,6 @@ class JointPass(CustomGraphPass):
                 + "\nWrite a rule that keeps these linears (fp4.keep), or leave out strict"
             )
 
-    def _tensor_cores(self, graph: Graph) -> TensorCores:
-        """What multiplies on the architecture that the graph is lowered for."""
-        from fp4.passes.lower_blackwell import block_scaled_target
-        from fp4.passes.lower_fp8 import has_blocks, has_fp8
-
-        devices = (v.device for n in graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor))
-        device = next(devices, torch.device("cpu"))
-        fp8 = not self.exact and has_fp8(device, self.target)
-        blocks = not self.exact and has_blocks(device, self.target)
-        return TensorCores(block_scaled_target(device, self.target), self.library, fp8, blocks)
-
     def context(self) -> Context:
         """What the passes of one graph share, made anew for each graph."""
         return Context(self.policy, self.inputs, self.save_weights, self.batch, self.tensor_group)
@@ -101,7 +89,7 @@ class JointPass(CustomGraphPass):
         if policy is None or self.observer is not None:
             return None  # an unhashable policy, or someone watching: compile anew
         inputs = f"{sorted(self.inputs.items())} {self.batch} {self.tensor_group}"
-        options = f"{self.save_weights} {self.strict} {self.target} {self.library} {self.exact}"
+        options = f"{self.save_weights} {self.strict} {self.lowering}"
         key = f"{policy} {inputs} {options} {source_digest()} {torch.__version__}"
         return hashlib.sha256(key.encode()).hexdigest()
 
@@ -114,22 +102,17 @@ class StrictError(RuntimeError):
 class LowerPass(CustomGraphPass):
     """Lowers the ``fp4::`` ops of a forward, backward or inference graph for the device it runs on."""
 
-    kernels: bool = True
-    target: str | None = None
-    library: bool = False
-    exact: bool = True
-    native_draws: bool = False
+    options: LoweringOptions = DEFAULTS
 
     def __call__(self, graph: Graph) -> None:
         from fp4.passes import lowering
 
-        for p in lowering(self.target, self.kernels, self.library, self.exact, self.native_draws):
+        for p in lowering(self.options):
             p.run(graph)
         graph.lint()
 
     def uuid(self) -> Any | None:
-        options = f"{self.kernels} {self.target} {self.library} {self.exact} {self.native_draws}"
-        return hashlib.sha256(f"{options} {source_digest()} {torch.__version__}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.options} {source_digest()} {torch.__version__}".encode()).hexdigest()
 
 
 def _trace(report: GraphReport) -> None:

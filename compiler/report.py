@@ -92,10 +92,12 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class TensorCores:
-    """What a graph is lowered for. target: the architecture with block-scaled tensor cores, or None. library: its products are
-    cuBLAS's. fp8: MXFP4 operands are multiplied in FP8. fp8_blocks: so are FP8 operands with FP32 block scales."""
+    """What a graph is lowered for. target: the architecture with block-scaled tensor cores, or None. kernels: they are used.
+    library: its products are cuBLAS's. fp8: MXFP4 operands are multiplied in FP8. fp8_blocks: so are FP8 operands with FP32
+    block scales."""
 
     target: Target | None = None
+    kernels: bool = True
     library: bool = False
     fp8: bool = False
     fp8_blocks: bool = False
@@ -136,8 +138,9 @@ def _multiplied(precision: GemmPrecision, cores: TensorCores, experts: bool, dty
     from fp4.passes.lower_blackwell import emulated
     from fp4.passes.lower_fp8 import formats
 
-    if experts:
-        return "the experts' operands are decoded" if cores.target is not None else "", []
+    if experts or not cores.kernels:
+        what = "the experts' operands are decoded" if cores.kernels else "kernels=False decodes all operands"
+        return what if cores.target is not None else "", []
     pair = precision.first.quantizer, precision.second.quantizer
     why = emulated(*pair, cores.target, cores.library, dtype) if cores.target is not None else ""
     return why, list(formats(*pair, cores.fp8_blocks)) if cores.fp8 else []

@@ -37,6 +37,11 @@ def explain(
     recipe: Annotated[str, _option(POLICY, "A recipe's name; `fp4 recipes` lists them.")] = "nvfp4",
     phase: Annotated[str | None, _option(POLICY, "A phase of the recipe.", default="none")] = None,
     target: Annotated[str, _option(POLICY, "cpu, or the GPU architecture to lower for: sm_90, sm_100a, ...")] = "cpu",
+    library: Annotated[bool, _option(POLICY, "Block-scaled products by cuBLAS.", "--library")] = False,
+    exact: Annotated[bool, _option(POLICY, "--no-exact: MXFP4 and block-scaled FP8 in FP8 on sm_89 and sm_90.")] = True,
+    native_draws: Annotated[
+        bool, _option(POLICY, "Stochastic rounding by the GPU's own instruction (sm_100a, sm_103a).", "--native-draws")
+    ] = False,
     batch: Annotated[int, _option(MODEL, "Sequences of a language model.")] = 4,
     seq: Annotated[int, _option(MODEL, "Tokens a sequence of a language model.")] = 1024,
     dtype: Annotated[str, _option(MODEL, "bf16: autocast to BF16. fp32: none.")] = "bf16",
@@ -76,9 +81,8 @@ def explain(
         model, args, named = _load(source, batch, seq, settings or [])
         autocast = torch.bfloat16 if dtype == "bf16" else None
         with torch.set_grad_enabled(not inference):
-            found = fp4.explain(
-                model, *args, recipe=recipe, phase=phase, target=target, autocast=autocast, **named
-            )  # fmt: skip
+            lowering: dict[str, Any] = {"target": target, "library": library, "exact": exact, "native_draws": native_draws}
+            found = fp4.explain(model, *args, recipe=recipe, phase=phase, autocast=autocast, **lowering, **named)
         written = [p for p in (draw, html) if p is not None]
         if draw is not None:
             found.draw(draw, layer=layer, collapse=not all_layers)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch.fx import Graph
 
+from fp4.compiler.lowering import DEFAULTS, LoweringOptions
 from fp4.passes.assign_precision import AssignPrecision
 from fp4.passes.canonicalize import Canonicalize
 from fp4.passes.insert_quantize import InsertQuantize
@@ -32,24 +33,14 @@ JOINT_PASSES = (
 )
 
 
-def lowering(
-    target: str | None = None,
-    kernels: bool = True,
-    library: bool = False,
-    exact: bool = True,
-    native_draws: bool = False,
-) -> tuple[Lowering, ...]:
-    """The passes that lower a partitioned graph, in order.
-
-    target: an architecture whose tensor cores are assumed, whatever the graph's device; None: the device's. kernels: generated
-    kernels, else the oracle's functions everywhere. library: block-scaled products by cuBLAS where it has the formats.
-    exact: no product in FP8. native_draws: kernels round stochastically by the target's instruction.
-    """
+def lowering(options: LoweringOptions = DEFAULTS) -> tuple[Lowering, ...]:
+    """The passes that lower a partitioned graph, in order. Without generated kernels: to the oracle's functions everywhere."""
     rest = (LowerCollectives(), LowerProducts(), LowerReference())
-    if not kernels:
+    if not options.kernels:
         return rest
-    quantize = [LowerEmulated(device, native_draws) for device in ("cuda", *(["cpu"] if target is not None else []))]
-    products: list[Lowering] = [LowerBlackwell(target, library), *([] if exact else [LowerFp8(target)])]
+    target = options.target
+    quantize = [LowerEmulated(device, options.native_draws) for device in ("cuda", *(["cpu"] if target is not None else []))]
+    products: list[Lowering] = [LowerBlackwell(target, options.library), *([] if options.exact else [LowerFp8(target)])]
     return (*products, *quantize, SwizzleScales(), *rest)
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from fp4.compiler.backend import _exact_settings
 from fp4.compiler.joint_pass import LowerPass
+from fp4.compiler.lowering import LoweringOptions
 
 H200 = types.SimpleNamespace(
     type="cuda", index=0, name="H200", major=9, minor=0, multi_processor_count=132, regs_per_multiprocessor=65536,
@@ -97,14 +98,15 @@ def on_cuda(graph: Graph) -> GraphModule:
 
 
 def wrapper_code(graph: Graph, **options: Any) -> str:
-    """The code of the module that launches the graph's kernels. options: of ``LowerPass``."""
+    """The code of the module that launches the graph's kernels. options: the backend's that lower it."""
     from torch._inductor import compile_fx, config
     from torch._inductor.debug import DebugContext
     from torch._inductor.fx_passes.post_grad import view_to_reshape
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
 
-    with as_if_on_h200(), config.patch(post_grad_custom_pre_pass=LowerPass(**options), **_exact_settings()):
+    lower = LowerPass(LoweringOptions(**options))
+    with as_if_on_h200(), config.patch({"post_grad_custom_pre_pass": lower, **_exact_settings()}):
         moved = on_cuda(graph)
         inputs = [n.meta["val"] for n in moved.graph.find_nodes(op="placeholder")]
         mode = next(v.fake_mode for v in inputs if isinstance(v, torch._subclasses.FakeTensor))

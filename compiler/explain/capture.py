@@ -96,7 +96,7 @@ def capture(
 
     def compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         made: list[Captured] = []
-        joint = _Recording(policy, _inputs(gm), options.save_weights, False, _nothing, target=options.target, made=made)
+        joint = _Recording(policy, _inputs(gm), options.save_weights, False, _nothing, lowering=options.lowering, made=made)
         # The methods need the object, the object is frozen: set what it calls once it exists.
         object.__setattr__(joint, "observer", joint.keep)
         object.__setattr__(joint, "done", joint.received)

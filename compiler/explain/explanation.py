@@ -22,6 +22,7 @@ from fp4.compiler.explain.html import page
 from fp4.compiler.explain.levels import Levels, levels
 from fp4.compiler.explain.scene import Scene
 from fp4.compiler.explain.table import ExplainTable
+from fp4.compiler.lowering import LoweringOptions
 from fp4.compiler.policy import Policy
 
 CPU = "cpu"
@@ -31,13 +32,18 @@ CPU = "cpu"
 class Explanation:
     """A captured model. graphs: one for each compiled graph, one where Dynamo did not break the model.
 
-    model: its class's name. target: "cpu", or the GPU architecture that `lowered` and the kernels are for.
+    model: its class's name. lowering: the backend's options that `lowered` and the kernels follow.
     """
 
     model: str
     policy: Policy
-    target: str
+    lowering: LoweringOptions
     graphs: list[Captured]
+
+    @property
+    def target(self) -> str:
+        """ "cpu", or the GPU architecture that `lowered` and the kernels are for."""
+        return self.lowering.target or CPU
 
     @property
     def stages(self) -> list[str]:
@@ -144,16 +150,16 @@ class Explanation:
         found = []
         for captured in self.graphs:
             pair = {FORWARD: captured.forward, BACKWARD: captured.backward}
-            found.append({name: lower(gm, self.target, kernels_only) for name, gm in pair.items() if gm is not None})
+            found.append({name: lower(gm, self.lowering, kernels_only) for name, gm in pair.items() if gm is not None})
         return found
 
 
-def lower(gm: GraphModule, target: str, kernels_only: bool = False) -> GraphModule:
-    """A copy of a partitioned graph, lowered as for a device of the target; or, kernels_only, its generated kernels alone."""
+def lower(gm: GraphModule, options: LoweringOptions, kernels_only: bool = False) -> GraphModule:
+    """A copy of a partitioned graph, lowered as the backend would; or, kernels_only, its generated kernels alone."""
     from fp4.passes import lowering
 
     made = copy.deepcopy(gm)
-    for p in lowering(None if target == CPU else target):
+    for p in lowering(options):
         if not (kernels_only and p.name in ("lower_collectives", "lower_reference")):
             p.run(made.graph)
     made.graph.lint()
@@ -169,20 +175,26 @@ def explain(
     target: str | None = None,
     autocast: torch.dtype | None = None,
     save_weights: bool = False,
+    library: bool = False,
+    exact: bool = True,
+    native_draws: bool = False,
     **named: Any,
 ) -> Explanation:
     """What ``torch.compile(model, backend="fp4")`` would make of the model's forward and backward. Nothing is run or allocated.
 
     inputs, named: the model's arguments, of which only shapes and dtypes matter; they and the model may lie on any device,
         "meta" included. Under ``torch.no_grad()``, or where nothing requires a gradient, the inference graph.
-    recipe, policy, phase, save_weights: as the backend's options. target: "cpu" (default), or a GPU architecture such as
-        "sm_90" or "sm_100a", for the lowered graphs, the kernels, and the report of what its tensor cores multiply.
+    recipe, policy, phase, save_weights, library, exact, native_draws: as the backend's options. target: "cpu" (default), or a
+        GPU architecture such as "sm_90" or "sm_100a", for the lowered graphs, the kernels, and the report of what its tensor
+        cores multiply.
     autocast: dtype that the model's matrix products run in, e.g. torch.bfloat16; the surrounding autocast's when None.
 
     Raises ExplainError for a model that cannot be traced without values, OptionError and PolicyError as the backend does.
     """
     gpu = None if target == CPU else target
     given = {"recipe": recipe, "policy": policy, "phase": phase, "save_weights": save_weights, "target": gpu}
+    given |= {"library": library, "exact": exact, "native_draws": native_draws}
     options = Options.read({k: v for k, v in given.items() if v is not None}, None)
+    options.check_draws([torch.empty(0)])  # what is captured lies on a CPU
     graphs = capture(model, inputs, named, options, autocast)
-    return Explanation(type(model).__name__, options.resolved(), target or CPU, graphs)
+    return Explanation(type(model).__name__, options.resolved(), options.lowering, graphs)

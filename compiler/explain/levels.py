@@ -19,6 +19,7 @@ from fp4.runtime.spec import Quantizer, Rotation
 fp4 = torch.ops.fp4
 KERNEL_LEVELS = ("source", "ttir", "ttgir", "ptx", "sass")
 _ENCODING = re.compile(r"\s*/\* 0x[0-9a-f]+ \*/")
+SCALED = ("scaled_mm", "library_scaled_mm", "fp8_mm", "fp8_block_mm")
 INPUT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -111,8 +112,8 @@ def _serving(captured: Captured, graph: Graph, linear: str) -> set[Node]:
 
 
 def _is_scaled(node: Node) -> bool:
-    """Is the node a product lowered to ``fp4::scaled_mm``?"""
-    return getattr(node.target, "_opname", "") == "scaled_mm"
+    """Is the node a product of codes, or of FP8 tensors made of them?"""
+    return getattr(node.target, "_opname", "") in SCALED
 
 
 def _prepares(node: Node) -> bool:

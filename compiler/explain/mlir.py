@@ -36,6 +36,7 @@ SEGMENTS = "operandSegmentSizes"
 
 def schemas() -> Iterator[tuple[str, Any]]:
     """Name and schema of every ``fp4::`` op, in the order of names."""
+    import fp4.kernels.fp8_ops
     import fp4.kernels.matmul_ops
     import fp4.kernels.ops  # noqa: F401  registers the ops of the lowered graphs
 

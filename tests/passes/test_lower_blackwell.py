@@ -13,7 +13,9 @@ from torch.fx import Graph, GraphModule
 import fp4
 from fp4.compiler.backend import OptionError, Options
 from fp4.compiler.graph import fp4_nodes
+from fp4.compiler.lowering import LoweringOptions
 from fp4.compiler.policy import GemmPrecision, LinearPrecision, Operand, Policy
+from fp4.compiler.report import describe
 from fp4.passes import lowering
 from fp4.passes.lower_blackwell import LowerBlackwell
 from fp4.passes.lower_reference import LowerReference
@@ -22,7 +24,7 @@ from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation
 from tests.graphs import MLP, evaluate, gaussians, ops, rewritten
 
 # Up to the lowering to ATen, which has tests of its own.
-PASSES = [p for p in lowering("sm_100a") if not isinstance(p, LowerReference)]
+PASSES = [p for p in lowering(LoweringOptions(target="sm_100a")) if not isinstance(p, LowerReference)]
 
 
 def graphs(policy: Policy, rows: int = 64, model: Any = None, dynamic: bool | None = None, **options: Any) -> list[Graph]:
@@ -178,6 +180,10 @@ def test_the_report_gives_the_reason() -> None:
             assert reason in gemm.emulated
             assert bool(gemm.emulated) == bool(reason)
     assert "emulated: fp8 has FP32 block scales" in str(fp4.report(got.model))
+    for kernels in (True, False):
+        cores = LoweringOptions(kernels=kernels, target="sm_100a").tensor_cores(got.joint.final)
+        gemms = describe(got.joint.context, "training", cores).linears[0].gemms
+        assert ["kernels=False" in g.emulated for g in gemms] == [not kernels, not kernels, False]
 
 
 def test_a_mask_keeps_its_scales_and_the_gemm_its_codes() -> None:
@@ -189,7 +195,7 @@ def test_a_mask_keeps_its_scales_and_the_gemm_its_codes() -> None:
 
 
 def test_the_library_multiplies_where_it_has_the_formats() -> None:
-    passes = [p for p in lowering("sm_121a", library=True) if not isinstance(p, LowerReference)]
+    passes = [p for p in lowering(LoweringOptions(target="sm_121a", library=True)) if not isinstance(p, LowerReference)]
     for name, op in (("nvfp4", "fp4::library_scaled_mm"), ("fp8", "fp4::mm")):
         for graph in graphs(recipe(name), rows=40):
             new = lowered(graph, passes)
@@ -197,14 +203,14 @@ def test_the_library_multiplies_where_it_has_the_formats() -> None:
             assert ops(new)["fp4::scaled_mm"] == 0
             same(graph, new)
     mixed = policy(MXFP8(), MXFP4())  # the generated kernel has it
-    passes = [p for p in lowering("sm_100a", library=True) if not isinstance(p, LowerReference)]
+    passes = [p for p in lowering(LoweringOptions(target="sm_100a", library=True)) if not isinstance(p, LowerReference)]
     assert ops(lowered(graphs(mixed)[0], passes))["fp4::scaled_mm"] == 3
 
 
 def test_an_fp32_result_of_mxfp4_is_the_generated_kernel_s() -> None:
     """The library's is BF16."""
     q = Operand(MXFP4())
-    passes = [p for p in lowering("sm_100a", library=True) if not isinstance(p, LowerReference)]
+    passes = [p for p in lowering(LoweringOptions(target="sm_100a", library=True)) if not isinstance(p, LowerReference)]
     for output, op in (("", "fp4::library_scaled_mm"), ("fp32", "fp4::scaled_mm")):
         wgrad = Policy("wgrad", LinearPrecision(wgrad=GemmPrecision(q, q, output=output)))
         (_, backward) = graphs(wgrad)

@@ -11,6 +11,7 @@ from torch import nn
 
 import fp4
 from fp4.compiler.backend import OptionError, Options
+from fp4.compiler.lowering import LoweringOptions
 from fp4.compiler.policy import GemmPrecision, LinearPrecision, Operand, Policy
 from fp4.passes import lowering
 from fp4.passes.lower_fp8 import LowerFp8
@@ -20,7 +21,7 @@ from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer
 from tests.graphs import MLP, evaluate, gaussians, ops, rewritten
 from tests.passes.test_lower_blackwell import graphs, inputs_of, lowered, policy, recipe
 
-PASSES = [p for p in lowering("sm_90", exact=False) if not isinstance(p, LowerReference)]
+PASSES = [p for p in lowering(LoweringOptions(target="sm_90", exact=False)) if not isinstance(p, LowerReference)]
 MX_RECIPES = ("mxfp4_h16", "mxfp4_rht", "quartet")
 
 
@@ -87,7 +88,7 @@ def test_what_is_not_exact_is_left_alone(first: Quantizer, second: Quantizer | N
 
 def test_exact_is_the_default() -> None:
     for graph in graphs(recipe("mxfp4_h16")):
-        new = lowered(graph, [p for p in lowering("sm_90") if not isinstance(p, LowerReference)])
+        new = lowered(graph, [p for p in lowering(LoweringOptions(target="sm_90")) if not isinstance(p, LowerReference)])
         assert ops(new)["fp4::fp8_mm"] == 0
         assert ops(new)["fp4::mm"] > 0
     with pytest.raises(OptionError, match="exact"):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import Graph
 
 import fp4
+from fp4.compiler.lowering import LoweringOptions
 from fp4.compiler.policy import GemmPrecision, LinearPrecision, Operand, Policy
 from fp4.kernels import fp8_blocks
 from fp4.passes import lower_fp8, lowering
@@ -21,7 +22,7 @@ from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer
 from tests.graphs import MLP, equal, evaluate, gaussians, ops, rewritten
 from tests.passes.test_lower_blackwell import graphs, lowered, policy, recipe
 
-PASSES = [p for p in lowering("sm_90", exact=False) if not isinstance(p, LowerReference)]
+PASSES = [p for p in lowering(LoweringOptions(target="sm_90", exact=False)) if not isinstance(p, LowerReference)]
 ROW, SQUARE = FP8(), FP8(block=(128, 128))
 
 
@@ -128,7 +129,7 @@ def test_what_the_library_does_not_have_is_left_alone(first: Quantizer, second: 
 
 
 def test_exact_is_the_default() -> None:
-    passes = [p for p in lowering("sm_90") if not isinstance(p, LowerReference)]
+    passes = [p for p in lowering(LoweringOptions(target="sm_90")) if not isinstance(p, LowerReference)]
     assert not any(products(lowered(graph, passes)) for graph in graphs(recipe("fp8")))
 
 
@@ -160,7 +161,9 @@ def test_the_report_says_so() -> None:
         gemms = got.report.linears[0].gemms
         assert [g.fp8 for g in gemms] == formats
         assert gemms[0].outside("a") == {}
-        lowering_passes = [p for p in lowering(target, exact=exact) if not isinstance(p, LowerReference)]
+        lowering_passes = [
+            p for p in lowering(LoweringOptions(target=target, exact=exact)) if not isinstance(p, LowerReference)
+        ]
         graphs = (got.forward[0].graph, got.backward[0].graph)
         block, mx = (sum(ops(lowered(g, lowering_passes))[f"fp4::{op}"] for g in graphs) for op in ("fp8_block_mm", "fp8_mm"))
         assert (block, mx) == (3 * (["e4m3", "e4m3"] in formats), 3 * (["e5m2", "e4m3"] in formats))

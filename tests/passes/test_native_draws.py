@@ -12,6 +12,7 @@ from fp4.compiler import backend
 from fp4.compiler.backend import OptionError, Options
 from fp4.compiler.graph import fp4_nodes
 from fp4.compiler.joint_pass import LowerPass
+from fp4.compiler.lowering import LoweringOptions
 from fp4.passes import lowering
 from fp4.passes.lower_reference import LowerReference
 from fp4.runtime import reference
@@ -24,7 +25,7 @@ DRAWN, MASKED = NVFP4(rounding="stochastic"), MXFP4(rounding="stochastic", scale
 
 
 def passes(native_draws: bool, **options: Any) -> list[Any]:
-    found = lowering("sm_100a", native_draws=native_draws, **options)
+    found = lowering(LoweringOptions(target="sm_100a", native_draws=native_draws, **options))
     return [p for p in found if not isinstance(p, LowerReference)]
 
 
@@ -97,11 +98,11 @@ def test_where_there_is_no_such_instruction() -> None:
 def test_the_option_reaches_the_pass_and_the_cache_key(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[LowerPass] = []
 
-    def recorded(*options: Any) -> LowerPass:
-        made.append(LowerPass(*options))
+    def recorded(options: LoweringOptions) -> LowerPass:
+        made.append(LowerPass(options))
         return made[-1]
 
     monkeypatch.setattr(backend, "LowerPass", recorded)
     rewritten(MLP(), torch.randn(40, 64), policy=recipe("nvfp4"), train=False, target="sm_100a", native_draws=True)
-    assert [(p.target, p.native_draws) for p in made] == [("sm_100a", True)]
-    assert made[0].uuid() != LowerPass(target="sm_100a").uuid()
+    assert [p.options for p in made] == [LoweringOptions(target="sm_100a", native_draws=True)]
+    assert made[0].uuid() != LowerPass(LoweringOptions(target="sm_100a")).uuid()

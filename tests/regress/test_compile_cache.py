@@ -18,6 +18,7 @@ import torch
 import fp4
 from fp4.compiler import backend, joint_pass
 from fp4.compiler.joint_pass import JointPass, LowerPass, source_digest
+from fp4.compiler.lowering import LoweringOptions
 from fp4.compiler.sites import Input
 
 SCRIPT = """
@@ -91,6 +92,7 @@ def test_every_field_that_changes_the_graph_is_in_the_key() -> None:
         {"inputs": {0: Input("a.weight", False), 1: Input("x", False)}},
         {"save_weights": True},
         {"strict": True},
+        {"lowering": LoweringOptions(exact=False)},
     ]
     ids = [passes(**c).uuid() for c in changes]
     assert None not in ids

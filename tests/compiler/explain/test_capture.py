@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph, Node
 
 import fp4
+from fp4.compiler import backend
+from fp4.compiler.joint_pass import LowerPass
+from fp4.compiler.lowering import LoweringOptions
 from tests.filecheck.cases import Tied
 from tests.graphs import MLP, compiled, nbytes, ops, rewritten, saved
 
@@ -30,6 +36,45 @@ def test_the_graphs_are_the_backend_s(recipe: str) -> None:
     assert ops(graph.forward.graph) == ops(got.forward[0].graph)
     assert ops(graph.backward.graph) == ops(got.backward[0].graph)
     assert graph.report == got.report
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "shown"),
+    [
+        ("mxfp4_h16", {"target": "sm_90", "exact": False}, "fp4.fp8_mm.default"),
+        ("fp8", {"target": "sm_90", "exact": False}, "fp4.fp8_block_mm.default"),
+        ("mxfp8", {"target": "sm_121a", "library": True}, "fp4.library_scaled_mm.default"),
+        ("nvfp4", {"target": "sm_100a", "native_draws": True}, "True"),
+        ("nvfp4", {"target": "sm_90", "save_weights": True}, "fp4.rotate_quantize.default"),
+        ("nvfp4", {}, "invoke_subgraph"),
+    ],
+    ids=str,
+)
+def test_the_lowered_graphs_are_the_backend_s(
+    recipe: str, options: dict[str, Any], shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[LowerPass] = []
+
+    def recorded(options: LoweringOptions) -> LowerPass:
+        made.append(LowerPass(options))
+        return made[-1]
+
+    monkeypatch.setattr(backend, "LowerPass", recorded)
+    x = torch.randn(32, 64)
+    got = rewritten(MLP(), x, recipe=recipe, **options)
+    pair = got.forward[0].graph, got.backward[0].graph
+    for graph in pair:
+        made[0](graph)
+    e = fp4.explain(MLP(), x, recipe=recipe, **options)
+    assert [_calls(gm.graph) for gm in e._lowered[0].values()] == [_calls(graph) for graph in pair]
+    assert any(shown in call for graph in pair for call in _calls(graph))
+    assert e.graphs[0].report == got.report
+
+
+def _calls(graph: Graph) -> Counter[tuple[str, ...]]:
+    """Every call's target and constants: the order of the graph inputs is not the same, so nor are the nodes' names."""
+    calls = (n for n in graph.nodes if n.op == "call_function")
+    return Counter((str(n.target), *(str(a) for a in n.args if not isinstance(a, Node))) for n in calls)
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "quartet2", "fp8", "bf16"])
@@ -152,5 +197,8 @@ def test_errors_say_what_to_write() -> None:
         fp4.explain(MLP(), torch.randn(4, 64), recipe="nvfp5")
     with pytest.raises(ValueError, match="sm_100a"):
         fp4.explain(MLP(), torch.randn(4, 64), target="sm_10")
+    for target in ("cpu", "sm_90"):
+        with pytest.raises(ValueError, match="native_draws=True.*sm_100a and sm_103a"):
+            fp4.explain(MLP(), torch.randn(4, 64), target=target, native_draws=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'recip'"):
         fp4.explain(MLP(), torch.randn(4, 64), recip="nvfp4")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 import fp4
 from fp4.cli import app
-from fp4.compiler.explain import mlir
+from fp4.compiler.explain import levels, mlir
 from tests.graphs import MLP
 
 SCRIPT = """
@@ -37,6 +38,27 @@ def test_graph_and_mlir_of_one_linear() -> None:
     assert set(re.findall(r'linear = "(\w+)"', found.mlir)) == {"b"}
     with pytest.raises(fp4.ExplainError, match="no linear 'd'; write one of a, b, c"):
         e.levels("d")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "op"),
+    [
+        ("mxfp8", {"target": "sm_100a"}, "scaled_mm"),
+        ("mxfp8", {"target": "sm_100a", "library": True}, "library_scaled_mm"),
+        ("mxfp4_h16", {"target": "sm_90", "exact": False}, "fp8_mm"),
+        ("fp8", {"target": "sm_90", "exact": False}, "fp8_block_mm"),
+    ],
+    ids=str,
+)
+def test_products_of_codes(recipe: str, options: dict[str, Any], op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "_kernels", lambda calls, target: ())
+    x = torch.empty(128, 64, requires_grad=True)  # fewer tokens than a block: the decoded operand is saved
+    e = fp4.explain(MLP(), x, recipe=recipe, **options)
+    graph = dict(e.levels("a").graph)
+    assert graph["lowered, forward"].count(f"fp4.{op}(") == 1
+    assert graph["lowered, backward"].count(f"fp4.{op}(") == 2
+    for part in e.mlir("lowered").split("\nmodule"):
+        mlir.parse(part if part.startswith("module") else f"module{part}")
 
 
 @pytest.mark.slow
@@ -77,6 +99,12 @@ def test_a_script_on_the_command_line(script: str, tmp_path: Path) -> None:
     assert "fp4.quantize" in _run(script, "--stage", "rewritten")
     mlir.parse(_run(script, "--mlir", "rewritten"))
     assert "==== MLIR, rewritten" in _run(script, "--linear", "0")
+    lowered = ("--recipe", "mxfp8", "--stage", "lowered", "--target")
+    assert "fp4.scaled_mm" in _run(script, *lowered, "sm_100a")
+    assert "fp4.library_scaled_mm" in _run(script, *lowered, "sm_100a", "--library")
+    assert "fp4.fp8_mm" in _run(script, "--recipe", "mxfp4_h16", *lowered[2:], "sm_90", "--no-exact")
+    with pytest.raises(AssertionError, match="native_draws=True"):
+        _run(script, "--target", "sm_90", "--native-draws")
     files = [str(tmp_path / name) for name in ("m.svg", "m.html")]
     assert _run(script, "--draw", files[0], "--html", files[1]).split() == files
     assert all(Path(f).stat().st_size > 2000 for f in files)
