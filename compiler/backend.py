@@ -58,6 +58,8 @@ class Options:
         operands with FP32 scales of 1x128 or 128x128 are multiplied as they are, by cuBLAS.
     native_draws: on a GPU of sm_100a or sm_103a, round stochastically by its own instruction, eight bits a draw and up 1/512 of
         a step too rarely (runtime/native.py); experts' operands are drawn for as without it. OptionError on any other.
+    autotune: kernels have the fastest of their tiles, measured once a GPU and class of shapes (kernels/autotune.py); those of
+        the whole process from here on, as with FP4_AUTOTUNE=1. Same bits.
     mode: a ``torch.compile`` mode, such as "max-autotune". inductor: Inductor settings by name.
     batch_group: the ranks that divide one batch among them, in rank order: a ProcessGroup, a DeviceMesh of one dimension, or
         "world". The amax of activations and gradients is then the whole batch's, and an element draws as on one device. Without
@@ -77,6 +79,7 @@ class Options:
     library: bool = False
     exact: bool = True
     native_draws: bool = False
+    autotune: bool = False
     mode: str | None = None
     inductor: Mapping[str, Any] = field(default_factory=dict)
     batch_group: Any = None
@@ -108,7 +111,7 @@ class Options:
             )
         if self.policy is not None and self.recipe is not None:
             raise OptionError("give recipe= or policy=, not both: fp4.recipe(NAME) is a policy that rules can be added to")
-        for name in ("strict", "save_weights", "kernels", "library", "exact", "native_draws"):
+        for name in ("strict", "save_weights", "kernels", "library", "exact", "native_draws", "autotune"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}; write True or False")
         if not isinstance(self.inductor, Mapping):
@@ -194,6 +197,7 @@ def fp4(
     import fp4.kernels.fp8_ops
     import fp4.kernels.matmul_ops
     import fp4.kernels.ops  # noqa: F401
+    from fp4.kernels import autotune
 
     read = Options.read(options, mode)
     policy = read.resolved()
@@ -202,6 +206,8 @@ def fp4(
         for device in {x.device for x in example_inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"}:
             counters.reserve(device)
     read.check_draws(example_inputs)
+    if read.autotune:
+        autotune.switch_on()
     model = compiled_module()
     inputs = dynamo_inputs(gm, model)
     live = {i: t for i, n in enumerate(gm.graph.find_nodes(op="placeholder")) if (t := _live_tensor(n)) is not None}

@@ -1,8 +1,8 @@
 """The fastest tile of a kernel for a class of shapes, measured once a GPU and kept on disk. Off unless asked for.
 
-Bits never depend on a tile, so this changes speed alone. ``FP4_AUTOTUNE=1`` switches it on; without it, in a captured CUDA
-graph, and under the interpreter, a kernel has its usual tile (``tiles.fitted``), which depends on nothing but its
-specification and target.
+Bits never depend on a tile, so this changes speed alone. ``FP4_AUTOTUNE=1``, or the backend's option `autotune`, switches it on
+for the process; without it, in a captured CUDA graph, and under the interpreter, a kernel has its usual tile
+(``tiles.fitted``), which depends on nothing but its specification and target.
 """
 
 from __future__ import annotations
@@ -31,9 +31,17 @@ WARPS = (1, 2, 4, 8)
 Timer = Callable[[Tile], float]
 
 
+_switch = {"on": False}
+
+
+def switch_on() -> None:
+    """For every kernel that this process launches from here on."""
+    _switch["on"] = True
+
+
 def enabled() -> bool:
     """Was autotuning asked for?"""
-    return os.environ.get("FP4_AUTOTUNE", "0") not in ("", "0")
+    return _switch["on"] or os.environ.get("FP4_AUTOTUNE", "0") not in ("", "0")
 
 
 def folder() -> Path:

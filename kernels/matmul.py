@@ -112,7 +112,7 @@ class _Run:
         self.epilogue = [*alphas, *([] if bias is None else [bias])]
 
     def chosen(self) -> MatmulTile:
-        """The usual tile, or with FP4_AUTOTUNE=1 the fastest on this device for these sizes, measured once. A split K, which a
+        """The usual tile, or autotuned the fastest on this device for these sizes, measured once. A split K, which a
         measurement may choose, changes the order of the sums."""
         key = (self.spec, self.target, *self.y.shape, self.k)
         if autotune.enabled() and self.y.device.type == "cuda" and not self.spec.accumulate:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from torch.fx import Graph
 
 import fp4
 from fp4.compiler.backend import Chain, OptionError, Options, quantizes
+from fp4.passes.recipes import DEFAULT
 from tests.graphs import MLP, Captured, capturing, compiled, ops, rewritten, trios
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -44,6 +48,16 @@ def test_refused(name: str) -> None:
     options, message = REFUSED[name]
     with pytest.raises(OptionError, match=message):
         Options.read(options, None)
+
+
+def test_the_page_has_every_option_in_order_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", page, re.MULTILINE))
+    assert list(rows) == list(Options.__dataclass_fields__)
+    shown = {name: ast.literal_eval(text.strip("`")) for name, text in rows.items() if text.startswith("`")}
+    defaults = Options()
+    assert shown.pop("recipe") == DEFAULT
+    assert shown == {name: value for name in rows if (value := getattr(defaults, name)) is not None}
 
 
 def test_an_unknown_recipe_is_refused_with_the_known_ones() -> None:

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from fp4.kernels import autotune
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target
 from fp4.kernels.tiles import Tile, tile_of
 from fp4.runtime.spec import FP8, NVFP4, Rotation
+from tests.graphs import MLP, rewritten
 
 SPEC, TARGET = KernelSpec(NVFP4()), Target("sm_90")
 
@@ -32,6 +34,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def _empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(autotune._switch, "on", False)
     autotune.forget()
 
 
@@ -112,6 +115,11 @@ def test_candidates_hold_whole_blocks(spec: KernelSpec) -> None:
 def test_it_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FP4_AUTOTUNE", raising=False)
     assert not autotune.enabled()
+    rewritten(MLP(), torch.randn(32, 64), autotune=False)
+    assert not autotune.enabled()
+    rewritten(MLP(), torch.randn(32, 64), autotune=True)
+    assert autotune.enabled()
+    monkeypatch.setitem(autotune._switch, "on", False)
     for value, on in (("0", False), ("", False), ("1", True)):
         monkeypatch.setenv("FP4_AUTOTUNE", value)
         assert autotune.enabled() == on
