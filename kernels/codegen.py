@@ -215,9 +215,14 @@ class Kernel(ScaleRules):
         if not q.has_outer_scale:
             scale = "tensor_scale" if spec.writes_tensor_scale else f32(1 / q.stretch)
             self.once(f"tl.store({self.pointer('tensor_scale_ptr')} + tl.program_id(0), {scale}, mask=tl.program_id(0) == 0)")
-        if spec.output != "packed":
-            return
-        scale, block_rows = "s" if spec.fp8_blocks else "scale_code", q.block[0]
+        if spec.output == "packed":
+            self.store_block_scales(q.block[0])
+        if q.has_outer_scale and not spec.scaled:  # scaled: they are in the values
+            self.store_outer_scales()
+
+    def store_block_scales(self, block_rows: int) -> None:
+        spec = self.spec
+        scale = "s" if spec.fp8_blocks else "scale_code"
         if spec.scale_layout == "swizzled" and block_rows > 1:  # tensor cores read a scale for every row
             n, b = self.row_axis()
             scale, block_rows = f"{self.call('repeat')}({scale}, {n}, {b})", 1
@@ -233,15 +238,17 @@ class Kernel(ScaleRules):
         within = "(block_row < rows)" if block_rows == 1 else f"(block_row * {block_rows} < rows)"
         stored = scale if spec.fp8_blocks else f"{scale}.to(tl.uint8)"
         self.add(f"tl.store({self.pointer('scales_ptr')} + at, {stored}, mask={within} & (block_column < block_columns))")
-        if q.has_outer_scale:
-            self.coordinates("group_row", "group_column", 1, spec.outer_units)
-            n, b = self.unit_axis(spec.outer_units)
-            self.add(
-                f"groups = tl.cdiv(units, {spec.outer_units})",
-                f"outer_scale = {self.call('group_max')}(tensor_scale, {n}, {b})  # equal in the group",
-                f"tl.store({self.pointer('tensor_scale_ptr')} + group_row * groups + group_column, outer_scale, "
-                "mask=(group_row < rows) & (group_column < groups))",
-            )
+
+    def store_outer_scales(self) -> None:
+        units = self.spec.outer_units
+        self.coordinates("group_row", "group_column", 1, units)
+        n, b = self.unit_axis(units)
+        self.add(
+            f"groups = tl.cdiv(units, {units})",
+            f"outer_scale = {self.call('group_max')}(tensor_scale, {n}, {b})  # equal in the group",
+            f"tl.store({self.pointer('tensor_scale_ptr')} + group_row * groups + group_column, outer_scale, "
+            "mask=(group_row < rows) & (group_column < groups))",
+        )
 
     def store_codes(self, width: int) -> None:
         u = self.spec.unit

@@ -70,8 +70,9 @@ def _fake_quantize(
         return fake_quantize(x, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, **draws)
     y = _rotated(x, r, seed, signs_site)
     values, scales, _, _, tensor_scale = reference.quantize_values(y, q, amax, seed, site, native_draws)
-    if q.outer:
-        return reference.dequantize_values(values, scales, tensor_scale, q, y.shape[1], dtype), tensor_scale
+    if q.outer:  # their scales are in the values alone
+        decoded = reference.dequantize_values(values, scales, tensor_scale, q, y.shape[1], dtype)
+        return decoded, tensor_scale.new_empty((0,))
     return reference.decode_values(values, scales, q, y.shape[1], dtype).contiguous(), tensor_scale
 
 
@@ -122,8 +123,8 @@ def _fake_quantize_fake(
     dtype: torch.dtype,
 ) -> Any:
     q, r = _specs(quantizer, rotation)
-    width = _width(x, r)
-    return x.new_empty((x.shape[0], width), dtype=dtype), ops.quantized_fake(x, x.shape[0], width, q)[2]
+    values = x.new_empty((x.shape[0], _width(x, r)), dtype=dtype)
+    return values, x.new_empty((0,) if q.outer else (), dtype=torch.float32)
 
 
 def _decoded(

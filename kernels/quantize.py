@@ -72,7 +72,8 @@ def fake_quantize(
 ) -> tuple[Tensor, Tensor]:
     """Decoded values (R, C or its padding by the rotation) and tensor scale; nothing is packed on the way.
 
-    As ``reference.decode`` (``reference.dequantize`` if `scaled`) of what `quantize` returns. dtype: BF16 or FP32; or, for
+    As ``reference.decode`` (``reference.dequantize`` if `scaled`) of what `quantize` returns. Outer scales, if `scaled`, are in
+    the values alone, and the second result is FP32 of shape (0,). dtype: BF16 or FP32; or, for
     MXFP4 without `scaled`, E4M3 or E5M2, saturating where the value is out of range. The rest as `quantize`.
     """
     return Run(x, q, rotation, seed, site, signs_site).decoded(dtype, scaled, amax, native_draws)
@@ -157,13 +158,15 @@ class Run:
     def decoded(
         self, dtype: torch.dtype, scaled: bool, amax: Tensor | None, native_draws: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Decoded values, tensor scale."""
+        """Decoded values, tensor scale; shape (0,) in place of outer scales that are in the values."""
+        assert self.q is not None
         if dtype not in OUTPUT:
             raise TypeError(f"fake_quantize: dtype={dtype}; write one of {', '.join(str(d) for d in OUTPUT)}")
         if isinstance(self.q, NVFP4) and self.q.posthoc:
             return posthoc.decoded(self, dtype, scaled)
         y = torch.empty((self.rows, self.width), dtype=dtype, device=self.x.device)
-        tensor_scale = self.tensor_scale()
+        absent = scaled and self.q.has_outer_scale
+        tensor_scale = y.new_empty((0,), dtype=torch.float32) if absent else self.tensor_scale()
         stored = y.view(torch.uint8) if y.element_size() == 1 else y
         self(
             "decoded",

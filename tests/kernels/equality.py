@@ -82,7 +82,10 @@ def differences(
         check("amax", same_bits(largest.to(device), reference.amax(rotated)))
         given["amax"] = largest
     for dtype, scaled in ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True), (torch.float32, False)):
-        got = kernels.fake_quantize(x, q, dtype=dtype, scaled=scaled, **given, **drawn)[0].to(device)
+        made = kernels.fake_quantize(x, q, dtype=dtype, scaled=scaled, **given, **drawn)
+        got, factor = (t.to(device) for t in made)
+        inside = scaled and q.has_outer_scale
+        check("tensor scale of decoded", factor.shape == (0,) if inside else same_bits(factor, want[2]))
         decode = reference.dequantize(*want, q, columns, dtype) if scaled else reference.decode(*want[:2], q, columns, dtype)
         check(f"decoded {dtype}{' scaled' if scaled else ''}", same_bits(got, decode))
         if brief:

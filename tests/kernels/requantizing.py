@@ -83,7 +83,9 @@ def differences(
         return found
     for out, times in ((torch.bfloat16, False), (torch.float32, True)):
         how: dict[str, Any] = {"dtype": out, "scaled": times, "amax": amax, "site": site, "native_draws": native_draws}
-        got_values = kernels.fake_requantize(packed, q, **how, **draws)[0].cpu()
+        got_values, got_factor = (t.cpu() for t in kernels.fake_requantize(packed, q, **how, **draws))
+        inside = times and q.has_outer_scale
+        check("tensor scale of decoded", got_factor.shape == (0,) if inside else same_bits(got_factor, want[2]))
         width = rotated.shape[1]
         decode = reference.dequantize(*want, q, width, out) if times else reference.decode(*want[:2], q, width, out)
         check(f"decoded {out}{' scaled' if times else ''}", same_bits(got_values, decode))

@@ -11,9 +11,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fp4
+import fp4.kernels.ops  # registers the ops
 from fp4.compiler.graph import fp4_nodes, is_transpose
 from fp4.passes.lower_emulated import LowerEmulated
 from fp4.passes.lower_reference import LowerReference
+from fp4.runtime import reference
+from fp4.runtime.spec import MXFP4, NVFP4, Quantizer
 from tests.graphs import MLP, equal, evaluate, gaussians, ops, rewritten
 
 LOWER = LowerEmulated(device="cpu")
@@ -161,3 +164,16 @@ def test_an_amax_is_one_for_an_operand_and_its_transpose() -> None:
         for name in ("fake_quantize", "rotate_quantize"):
             for kernel in fp4_nodes(lowered(graph)[1], name):
                 assert (kernel.args[1] is None) == bool(kernel.args[3])
+
+
+@pytest.mark.parametrize("q", [NVFP4(), NVFP4(outer=128), MXFP4(scale_rule="range_fit")], ids=str)
+def test_the_tensor_scale_beside_decoded_values(q: Quantizer) -> None:
+    """Outer scales are in the values, and there are none beside them."""
+    op, x = torch.ops.fp4.fake_quantize.default, torch.randn(40, 200)
+    arguments = (x, None, str(q), "", None, 0, 0, False, torch.float32)
+    values, factor = op(*arguments)
+    codes, scales, tensor_scale = reference.quantize(x, q)
+    times = (codes, scales, tensor_scale, q, 200, torch.float32)
+    assert torch.equal(values, reference.dequantize(*times) if q.outer else reference.decode(codes, scales, *times[3:]))
+    assert factor.shape == (0,) if q.outer else torch.equal(factor, tensor_scale)
+    torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
