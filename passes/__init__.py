@@ -35,7 +35,7 @@ JOINT_PASSES = (
 
 def lowering(options: LoweringOptions = DEFAULTS) -> tuple[Lowering, ...]:
     """The passes that lower a partitioned graph, in order. Without generated kernels: to the oracle's functions everywhere."""
-    rest = (LowerCollectives(), LowerProducts(), LowerReference())
+    rest = (LowerCollectives(), LowerProducts(options.target), LowerReference())
     if not options.kernels:
         return rest
     target = options.target

@@ -13,17 +13,19 @@ import torch
 from torch.fx import Graph, Node
 
 from fp4.compiler.graph import Builder, fp4_nodes
-from fp4.runtime import reference
 
 fp4 = torch.ops.fp4
 
 
 @dataclass(frozen=True)
 class LowerProducts:
+    """target: a named GPU architecture, whatever the device of the graph; None: on a CUDA device alone."""
+
     name: ClassVar[str] = "lower_products"
+    target: str | None = None
 
     def run(self, graph: Graph) -> bool:
-        found = [node for node in fp4_nodes(graph, "mm") if _plain(node)]
+        found = [node for node in fp4_nodes(graph, "mm") if _plain(node) and (self.target or _on_cuda(node))]
         for node in found:
             product = Builder(graph, node).call(fp4.product.default, *node.args[:2])
             product.meta = {**node.meta, "val": product.meta["val"]}
@@ -33,6 +35,10 @@ class LowerProducts:
 
 
 def _plain(node: Node) -> bool:
-    a, b, *epilogue = node.args
-    values: Any = [n.meta["val"] for n in (a, b)]  # type: ignore[union-attr]
-    return reference.is_product(*values, *epilogue)
+    a, b, alpha, bias, dtype = node.args
+    operands: Any = [n.meta["val"].dtype for n in (a, b)]  # type: ignore[union-attr]
+    return {*operands, dtype} == {torch.bfloat16} and alpha is None and bias is None
+
+
+def _on_cuda(node: Node) -> bool:
+    return bool(node.meta["val"].device.type == "cuda")

@@ -19,7 +19,7 @@ from fp4.runtime.spec import Quantizer, Rotation
 fp4 = torch.ops.fp4
 KERNEL_LEVELS = ("source", "ttir", "ttgir", "ptx", "sass")
 _ENCODING = re.compile(r"\s*/\* 0x[0-9a-f]+ \*/")
-SCALED = ("scaled_mm", "library_scaled_mm", "fp8_mm", "fp8_block_mm")
+SCALED = ("product", "scaled_mm", "library_scaled_mm", "fp8_mm", "fp8_block_mm")
 INPUT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -112,7 +112,7 @@ def _serving(captured: Captured, graph: Graph, linear: str) -> set[Node]:
 
 
 def _is_scaled(node: Node) -> bool:
-    """Is the node a product of codes, or of FP8 tensors made of them?"""
+    """Is the node a product that is one op: of codes, of FP8 tensors made of them, or of BF16 with nothing after it?"""
     return getattr(node.target, "_opname", "") in SCALED
 
 

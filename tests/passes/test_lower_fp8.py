@@ -90,7 +90,7 @@ def test_exact_is_the_default() -> None:
     for graph in graphs(recipe("mxfp4_h16")):
         new = lowered(graph, [p for p in lowering(LoweringOptions(target="sm_90")) if not isinstance(p, LowerReference)])
         assert ops(new)["fp4::fp8_mm"] == 0
-        assert ops(new)["fp4::mm"] > 0
+        assert ops(new)["fp4::product"] > 0
     with pytest.raises(OptionError, match="exact"):
         Options.read({"exact": "no"}, None)
 

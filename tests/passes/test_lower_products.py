@@ -61,6 +61,12 @@ def test_what_rounds_after_an_epilogue_is_left(case: Any) -> None:
     assert ops(made)["fp4::mm"] == 1
 
 
+def test_a_named_target_is_enough() -> None:
+    made = graph("cpu", BF16, BF16, BF16, False, False)
+    assert LowerProducts("sm_90").run(made)
+    assert ops(made)["fp4::product"] == 1
+
+
 def test_the_op_is_the_oracles_gemm() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(rows, 96, generator=generator).bfloat16() for rows in (5, 7))

@@ -61,6 +61,15 @@ def test_products_of_codes(recipe: str, options: dict[str, Any], op: str, monkey
         mlir.parse(part if part.startswith("module") else f"module{part}")
 
 
+def test_products_that_cublas_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "_kernels", lambda calls, target: ())
+    x = torch.empty(128, 64, requires_grad=True)
+    graph = dict(fp4.explain(MLP(), x, recipe="mxfp8", target="sm_90", autocast=torch.bfloat16).levels("a").graph)
+    for part, products in (("forward", 1), ("backward", 2)):
+        assert graph[f"lowered, {part}"].count("fp4.product(") == products
+        assert graph[f"lowered, {part}"].count("fp4.fake_quantize(") >= products
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "target", "product"), [("nvfp4", "sm_90", None), ("quartet2", "sm_100a", "fp4.scaled_mm")])
 def test_kernels_down_to_sass(recipe: str, target: str, product: str | None) -> None:
