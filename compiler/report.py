@@ -60,10 +60,10 @@ class GemmReport:
         from fp4.passes.lower_fp8 import counter
         from fp4.runtime import counters
 
-        counted = self.fp8 and any(o.startswith("mxfp4") for o in self.operands.values())
-        counts = counters.read() if counted else {}
-        names = {name: counter(f"{linear} {self.role}", i) for i, name in enumerate(self.operands)}
-        return {name: counts[key] for name, key in names.items() if key in counts}
+        if not self.fp8 or not any(o.startswith("mxfp4") for o in self.operands.values()):
+            return {}
+        counts = {name: counters.count(counter(f"{linear} {self.role}", i)) for i, name in enumerate(self.operands)}
+        return {name: count for name, count in counts.items() if count is not None}
 
 
 @dataclass

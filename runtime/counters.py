@@ -27,10 +27,17 @@ def counter(name: str, device: torch.device) -> Tensor:
     return reserve(device)[slot]
 
 
+def count(name: str) -> tuple[int, int] | None:
+    """The two counts of `name`, summed over devices, for which it waits; None where nothing counted under it."""
+    if name not in _slots:
+        return None
+    first, second = zip(*(t[_slots[name]].tolist() for t in _tensors.values()), strict=True)
+    return sum(first), sum(second)
+
+
 def read() -> dict[str, tuple[int, int]]:
-    """Name -> its counts, summed over devices; waits for them."""
-    total = sum((t.cpu() for t in _tensors.values()), torch.zeros((SLOTS, 2), dtype=torch.int64))
-    return {name: (int(total[slot, 0]), int(total[slot, 1])) for name, slot in _slots.items()}
+    """Name -> its counts, of all names."""
+    return {name: found for name in _slots if (found := count(name)) is not None}
 
 
 def clear() -> None:

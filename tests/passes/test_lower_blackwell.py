@@ -38,6 +38,21 @@ def recipe(name: str) -> Policy:
     return fp4.recipe(name, keep_heads=False, high_precision_tail=0.0)
 
 
+def compiled_step(name: str, **options: Any) -> dict[str, torch.Tensor]:
+    """Output and gradients of an MLP's step under a recipe, compiled by Inductor."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = MLP(bias=True)
+    x = torch.randn(40, 64, requires_grad=True)
+    torch.manual_seed(1)
+    given = {"policy": recipe(name), "inductor": {"fallback_random": True}, **options}
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.compile(model, backend="fp4", options=given)(x)
+    y.float().pow(2).sum().backward()
+    assert x.grad is not None
+    return {"y": y.detach(), "x": x.grad, **{n: p.grad for n, p in model.named_parameters() if p.grad is not None}}
+
+
 def policy(first: Quantizer | None, second: Quantizer | None, rotation: Rotation | None = None) -> Policy:
     gemm = GemmPrecision(Operand(first), Operand(second), rotation)
     return Policy("test", LinearPrecision(gemm, gemm, gemm))
@@ -235,19 +250,6 @@ def test_an_unknown_target_is_an_error() -> None:
 def test_a_step_compiled_for_blackwell_is_the_step() -> None:
     """Through Inductor on a CPU, where fp4::scaled_mm is the oracle's GEMM."""
 
-    def step(target: str | None) -> dict[str, torch.Tensor]:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = MLP(bias=True)
-        options: dict[str, Any] = {"policy": recipe("nvfp4"), "target": target, "inductor": {"fallback_random": True}}
-        x = torch.randn(40, 64, requires_grad=True)
-        torch.manual_seed(1)
-        with torch.autocast("cpu", torch.bfloat16):
-            y = torch.compile(model, backend="fp4", options=options)(x)
-        y.float().pow(2).sum().backward()
-        assert x.grad is not None
-        return {"y": y.detach(), "x": x.grad, **{n: p.grad for n, p in model.named_parameters() if p.grad is not None}}
-
-    plain, blackwell = step(None), step("sm_100a")
+    plain, blackwell = compiled_step("nvfp4"), compiled_step("nvfp4", target="sm_100a")
     for name, value in plain.items():
         assert torch.equal(value, blackwell[name]), name

@@ -20,7 +20,7 @@ from fp4.passes.lower_reference import LowerReference
 from fp4.runtime import counters
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer
 from tests.graphs import MLP, equal, evaluate, gaussians, ops, rewritten
-from tests.passes.test_lower_blackwell import graphs, lowered, policy, recipe
+from tests.passes.test_lower_blackwell import compiled_step, graphs, lowered, policy, recipe
 
 PASSES = [p for p in lowering(LoweringOptions(target="sm_90", exact=False)) if not isinstance(p, LowerReference)]
 ROW, SQUARE = FP8(), FP8(block=(128, 128))
@@ -173,19 +173,6 @@ def test_the_report_says_so() -> None:
 @pytest.mark.slow
 def test_a_compiled_step() -> None:
     """Through Inductor on a CPU, where the op is the oracle's GEMM."""
-
-    def step(**more: Any) -> dict[str, torch.Tensor]:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = MLP(bias=True)
-        options: dict[str, Any] = {"policy": recipe("fp8"), "inductor": {"fallback_random": True}, **more}
-        x = torch.randn(40, 64, requires_grad=True)
-        with torch.autocast("cpu", torch.bfloat16):
-            y = torch.compile(model, backend="fp4", options=options)(x)
-        y.float().pow(2).sum().backward()
-        assert x.grad is not None
-        return {"y": y.detach(), "x": x.grad, **{n: p.grad for n, p in model.named_parameters() if p.grad is not None}}
-
-    plain, fp8 = step(), step(target="sm_90", exact=False)
+    plain, fp8 = compiled_step("fp8"), compiled_step("fp8", target="sm_90", exact=False)
     for name, value in plain.items():
         assert torch.equal(value, fp8[name]), name
