@@ -44,6 +44,24 @@ def milliseconds(step: Callable[[], Any], repeats: int = 20) -> float:
     return statistics.median(a.elapsed_time(b) for a, b in events)
 
 
+def gpu_kernels(step: Callable[[], Any]) -> dict[str, Any]:
+    """GPU time of one step by kernel, the longest first: how often a step launches it and the microseconds of all together."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+        torch.cuda.synchronize()
+    events = [e for e in profiler.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda e: -e.self_device_time_total)
+    return {
+        "ms": sum(e.self_device_time_total for e in events) / 1000,
+        "launches": sum(e.count for e in events),
+        "by kernel": {e.key[:90]: [e.count, round(e.self_device_time_total)] for e in events[:32]},
+    }
+
+
 def fake(x: Tensor) -> Tensor:
     """The rival's quantizer: blocks of 16 along the last dimension, E4M3 scales, nearest E2M1, decoded to BF16."""
     b = x.float().unflatten(-1, (-1, 16))
@@ -127,6 +145,7 @@ def model(recipe: str, exact: bool = True) -> dict[str, Any]:
         "first loss": first,
         "ms": ms,
         "peak GiB": torch.cuda.max_memory_allocated() / 2**30,
+        "on the GPU": gpu_kernels(step),
     }
 
 

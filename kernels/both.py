@@ -80,12 +80,13 @@ def source(spec: BothSpec, target: Target) -> str:
     own.sort(key=lambda name: not name.endswith("_ptr"))
     helpers = [HELPERS[name] for name in used(list(dict.fromkeys(h for part in parts.values() for h in part.helpers)))]
     sites = [name for name in own if name.endswith("site")]
+    kernel_name = "_and_".join(part.name() for part in parts.values())
     kernel = f"""
 @triton.jit(do_not_specialize={sites!r})
-def kernel({", ".join(own)}, TR: tl.constexpr, TB: tl.constexpr):
+def {kernel_name}({", ".join(own)}, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
     across = tl.maximum(tl.cdiv(columns, TB * {UNIT}), 1)  # a tile is as wide as a rotation: its padding takes none more
     down = tl.maximum(tl.cdiv(rows, TR), 1)
-    for tile in range(tl.program_id(0), across * down, tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), across * down, tl.num_programs(0), num_stages=STAGES):
         rows_part(tile, {", ".join(given["rows"].values())}, TR, TB)
         # of the transpose, whose tiles are numbered down the columns
         transposed = tile % across * down + tile // across
@@ -93,7 +94,12 @@ def kernel({", ".join(own)}, TR: tl.constexpr, TB: tl.constexpr):
 """.strip("\n")
     titles = [part.title().partition(".\n")[0] for part in parts.values()]
     title = f'"""{titles[0]}; and of the transpose\n{titles[1]}.\n\nA program takes TR rows x TB units of {UNIT} columns.\n"""'
-    return "\n\n\n".join([f"{title}\n\nimport triton\nimport triton.language as tl", *helpers, *functions, kernel]) + "\n"
+    return (
+        "\n\n\n".join(
+            [f"{title}\n\nimport triton\nimport triton.language as tl", *helpers, *functions, kernel, f"kernel = {kernel_name}"]
+        )
+        + "\n"
+    )
 
 
 def tile_of(spec: BothSpec) -> Tile:
@@ -163,7 +169,7 @@ def quantize(x: Tensor, rows: Side, columns: Side) -> tuple[tuple[Tensor, ...], 
     parts = [_oriented(side.noted, memory) for side, memory in zip(sides, PARTS, strict=True)]
     bound, tile = _bound(BothSpec(*parts), sides[0].target)
     arguments: dict[str, Any] = {"x_ptr": x, "rows": x.shape[0], "columns": x.shape[1]}
-    arguments |= {"stride_r": x.stride(0), "stride_c": 1, "TR": tile.rows, "TB": tile.units}
+    arguments |= {"stride_r": x.stride(0), "stride_c": 1, **tile.constants}
     for side, name in zip(sides, PARTS, strict=True):
         given = {**side.pointers, "seed_ptr": side.seed, "site": side.site, "signs_site": side.signs_site}
         arguments |= {f"{name}_{key}": value for key, value in given.items()}

@@ -9,6 +9,7 @@ a transpose.
 from __future__ import annotations
 
 import math
+import re
 
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.posthoc import first_pass
@@ -36,7 +37,7 @@ def source(spec: KernelSpec, target: Target) -> str:
         )
     kernel = GENERATORS.get(type(spec), Kernel)(spec, target)
     kernel.body()
-    return kernel.module(kernel.title())
+    return kernel.module(kernel.title(), kernel.name())
 
 
 class Kernel(ScaleRules):
@@ -383,9 +384,17 @@ class Kernel(ScaleRules):
         """What is read, for the title."""
         return (self.spec.input,)
 
+    def steps(self) -> list[str]:
+        """What is done to the operand, from what is read."""
+        return [str(part) for part in (*self.read(), self.spec.rotation, self.spec.quantizer) if part is not None]
+
+    def name(self) -> str:
+        """Of the function, e.g. fp4_bf16_hadamard_signs_fixed_nvfp4_packed_rows."""
+        return re.sub(r"\W+", "_", " ".join(["fp4", *self.steps(), self.spec.output, self.spec.memory]).replace("]", ""))
+
     def title(self) -> str:
         spec = self.spec
-        what = " -> ".join(str(p) for p in (*self.read(), spec.rotation, spec.quantizer) if p is not None)
+        what = " -> ".join(self.steps())
         scaled = ", tensor scale included" if spec.scaled else ""
         output = f"{spec.output} {spec.dtype}" if spec.output in ("decoded", "rotated", "values") else spec.output
         return (

@@ -26,7 +26,7 @@ def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -
     """Compile the kernel of `spec` as the launcher would for a contiguous operand whose sizes are multiples of 16."""
     kernel = build(source(spec, target))
     tile = tile or tile_of(spec, target)
-    constants: dict[Any, Any] = {"TR": tile.rows, "TB": tile.units}
+    constants: dict[Any, Any] = {**tile.constants}
     if "stride_r" in kernel.arg_names:
         constants[{"rows": "stride_c", "columns": "stride_r"}[spec.memory]] = 1
     types = {name: _type(name, spec) for name in kernel.arg_names}
@@ -41,7 +41,7 @@ def compile_both(spec: BothSpec, target: Target, tile: Tile | None = None) -> Co
     for name in kernel.arg_names:
         part, _, own = name.partition("_")
         types[name] = _type(own, getattr(spec, part)) if part in both.PARTS and own else _type(name, spec.rows)
-    return _compile(kernel, types, {"TR": tile.rows, "TB": tile.units, "stride_c": 1}, tile, target)
+    return _compile(kernel, types, {**tile.constants, "stride_c": 1}, tile, target)
 
 
 def _compile(kernel: Any, types: dict[str, str], constants: dict[Any, Any], tile: Tile, target: Target) -> Compiled:

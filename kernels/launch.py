@@ -54,7 +54,7 @@ def launch(
         tile = autotune.fastest(spec, target, torch.cuda.get_device_name(x.device), int(arguments["rows"]), int(width), seconds)
     units = ceil_div(width, spec.block[1]) * spec.block_units
     tile = tile or _fitted(spec, target, int(units))
-    arguments["TR"], arguments["TB"] = tile.rows, tile.units
+    arguments |= tile.constants
     tiles = max(1, ceil_div(arguments["rows"], tile.rows)) * max(1, ceil_div(units, tile.units))
     return _bound(spec, target, tile)((ceil_div(tiles, tile.turns),), x.device, arguments)
 

@@ -53,7 +53,8 @@ def source(spec: MatmulSpec, target: Target, tile: MatmulTile) -> str:
         "accumulate" * spec.accumulate,
     ]
     title = ", ".join(filter(None, [f"{spec.a} x {spec.b} to {spec.output}", *epilogue, "partial" * spec.partial, str(tile)]))
-    return _module(f"Block-scaled matmul, {title} ({target.name}).", parameters, lines, helpers)
+    name = f"fp4_matmul_{spec.a}_{spec.b}"
+    return _module(name, f"Block-scaled matmul, {title} ({target.name}).", parameters, lines, helpers)
 
 
 def _tile(spec: MatmulSpec, tile: MatmulTile, a_per_byte: int, b_per_byte: int, a_format: str, b_format: str) -> list[str]:
@@ -139,11 +140,11 @@ def reduce_source(spec: MatmulSpec, target: Target) -> str:
         *_store(spec, target, helpers, "y", ""),
     ]
     title = f"Sum of the parts of split-K to {spec.output} ({target.name})."
-    return _module(title, parameters, lines, helpers)
+    return _module("fp4_sum_of_parts", title, parameters, lines, helpers)
 
 
-def _module(title: str, parameters: list[str], lines: list[str], helpers: list[str]) -> str:
-    kernel = "\n".join(["@triton.jit", f"def kernel({', '.join(parameters)}):", *(f"    {line}" for line in lines)])
+def _module(name: str, title: str, parameters: list[str], lines: list[str], helpers: list[str]) -> str:
+    kernel = "\n".join(["@triton.jit", f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in lines)])
     functions = "\n\n\n".join(HELPERS[name] for name in used(helpers))
     head = f'"""{title}"""\n\nimport triton\nimport triton.language as tl'
-    return "\n\n\n".join(filter(None, (head, functions, kernel))) + "\n"
+    return "\n\n\n".join(filter(None, (head, functions, kernel, f"kernel = {name}"))) + "\n"

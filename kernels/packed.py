@@ -60,6 +60,7 @@ class PackedKernel(Kernel):
     """`Kernel` that reads codes."""
 
     spec: PackedSpec
+    keeps_raw = False  # what is loaded are codes
 
     def __init__(self, spec: PackedSpec, target: object) -> None:
         super().__init__(spec, target)  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ def second_source(q: NVFP4, swizzled: bool, located: bool) -> str:
     functions = "\n\n\n".join(HELPERS[name] for name in used(helpers))
     kernel = f"""
 @triton.jit(do_not_specialize=['site', 'rows'])
-def kernel(
+def fp4_posthoc_scales(
     wide_ptr, wide_amax_ptr, scales_ptr, tensor_scale_ptr, seed_ptr, rows, units, site, N: tl.constexpr, FOURS: tl.constexpr
 ):
     tensor_scale = tl.load(wide_amax_ptr) * {1 / (top * E4M3_HEADROOM_MAX / E4M3_MAX)!r}
@@ -99,8 +99,8 @@ def kernel(
 {swizzle}    tl.store(scales_ptr + {place}, code.to(tl.uint8), mask=inside)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
 """.strip("\n")
-    title = f'"""{q}: tensor scale and block scales from the corrected scales."""'
-    return f"{title}\n\nimport triton\nimport triton.language as tl\n\n\n{functions}\n\n\n{kernel}\n"
+    head = f'"""{q}: tensor scale and block scales from the corrected scales."""\n\nimport triton\nimport triton.language as tl'
+    return "\n\n\n".join((head, functions, kernel, "kernel = fp4_posthoc_scales")) + "\n"
 
 
 def packed(run: Run, swizzled: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,12 +12,21 @@ from fp4.runtime.spec import MXFP4, MXFP8, NVFP4
 
 @dataclass(frozen=True)
 class Tile:
-    """rows x units (KernelSpec.unit columns each), powers of two, by `warps` warps; a program takes `turns` of them."""
+    """rows x units (KernelSpec.unit columns each), powers of two, by `warps` warps; a program takes `turns` of them.
+
+    stages: tiles in flight; with 2, the next is copied to shared memory while one is computed.
+    """
 
     rows: int
     units: int
     warps: int = 4
     turns: int = 4
+    stages: int = 1
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a kernel is compiled for."""
+        return {"TR": self.rows, "TB": self.units, "STAGES": self.stages}
 
 
 NARROWEST = 16  # units: 512 bytes of a row

@@ -32,21 +32,21 @@ class Writer:
         self.pointers = ["x_ptr"]
         self.scalars = ["rows", "columns", "stride_r", "stride_c"]
 
-    def module(self, title: str) -> str:
-        """The text of the module: helpers, then the kernel of the lines so far."""
+    def module(self, title: str, name: str) -> str:
+        """The text of the module: helpers, then the kernel of the lines so far, under the name that a profiler shows."""
         functions = "\n\n\n".join(HELPERS[name] for name in used(self.helpers))
-        parameters = ", ".join([*self.pointers, *self.scalars, "TR: tl.constexpr", "TB: tl.constexpr"])
+        parameters = ", ".join([*self.pointers, *self.scalars, "TR: tl.constexpr", "TB: tl.constexpr", "STAGES: tl.constexpr"])
         fixed = [s for s in self.scalars if s.endswith("site")]
         decorator = f"@triton.jit(do_not_specialize={fixed!r})" if fixed else "@triton.jit"
         head = f'"""{title}"""\n\nimport triton\nimport triton.language as tl'
         body = [
             *self.before,
-            "for tile in range(tl.program_id(0), total, tl.num_programs(0)):",
+            "for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):",
             *("    " + line if line else "" for line in self.lines),
             *self.after,
         ]
-        kernel = "\n".join([decorator, f"def kernel({parameters}):", *("    " + line if line.strip() else "" for line in body)])
-        return "\n\n\n".join(filter(None, (head, functions, kernel))) + "\n"
+        kernel = "\n".join([decorator, f"def {name}({parameters}):", *("    " + line if line.strip() else "" for line in body)])
+        return "\n\n\n".join(filter(None, (head, functions, kernel, f"kernel = {name}"))) + "\n"
 
     def add(self, *lines: str) -> None:
         self.lines.extend(lines)

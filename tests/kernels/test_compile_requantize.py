@@ -29,6 +29,7 @@ SPECS: dict[str, KernelSpec] = {
     "quartet2 amax": PackedSpec(None, H128, memory="columns", source=EDEN_SOURCE, output="amax"),
     "quartet2 posthoc": PackedSpec(POSTHOC, H128, memory="columns", source=EDEN_SOURCE),
     "quartet decoded": PackedSpec(RANGE_FIT, FRESH, memory="columns", source=QUEST, output="decoded"),
+    "rows decoded": PackedSpec(NVFP4(), source=NVFP4(), output="decoded"),
     "the packed matrix itself": PackedSpec(EDEN, H128, source=EDEN_SOURCE),
     "decode": PackedSpec(None, output="values", source=EDEN, input="fp32"),
     "posthoc": KernelSpec(POSTHOC, H128),
@@ -39,7 +40,7 @@ SPECS: dict[str, KernelSpec] = {
 }
 TARGETS = ("sm_80", "sm_90", "sm_100a", "sm_120a")
 SLOW = [pytest.param(name, target, marks=pytest.mark.slow) for name in SPECS for target in TARGETS]
-QUICK = [pytest.param(name, "sm_90") for name in ("quartet2 decoded", "quartet decoded", "mask")]
+QUICK = [pytest.param(name, "sm_90") for name in ("quartet2 decoded", "quartet decoded", "rows decoded", "mask")]
 INEXACT = re.compile(r"\.ftz|\.approx|div\.full|mad\.f32")
 
 

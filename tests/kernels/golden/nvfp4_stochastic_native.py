@@ -103,7 +103,7 @@ def halves(x):
 
 
 @triton.jit(do_not_specialize=['site'])
-def kernel(x_ptr, amax_ptr, seed_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, site, TR: tl.constexpr, TB: tl.constexpr):
+def fp4_bf16_nvfp4_rounding_stochastic_packed_rows(x_ptr, amax_ptr, seed_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, site, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
@@ -115,7 +115,7 @@ def kernel(x_ptr, amax_ptr, seed_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, r
     tensor_scale = tl.div_rn(1.0, encode)
     seed = tl.load(seed_ptr).to(tl.uint32)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
         unit = tile % tiles * TB + g % TB
@@ -149,3 +149,6 @@ def kernel(x_ptr, amax_ptr, seed_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, r
         tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
         word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)
         tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))
+
+
+kernel = fp4_bf16_nvfp4_rounding_stochastic_packed_rows
