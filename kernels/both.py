@@ -94,12 +94,8 @@ def {kernel_name}({", ".join(own)}, TR: tl.constexpr, TB: tl.constexpr, STAGES: 
 """.strip("\n")
     titles = [part.title().partition(".\n")[0] for part in parts.values()]
     title = f'"""{titles[0]}; and of the transpose\n{titles[1]}.\n\nA program takes TR rows x TB units of {UNIT} columns.\n"""'
-    return (
-        "\n\n\n".join(
-            [f"{title}\n\nimport triton\nimport triton.language as tl", *helpers, *functions, kernel, f"kernel = {kernel_name}"]
-        )
-        + "\n"
-    )
+    head = f"{title}\n\nimport triton\nimport triton.language as tl"
+    return "\n\n\n".join([head, *helpers, *functions, kernel, f"kernel = {kernel_name}"]) + "\n"
 
 
 def tile_of(spec: BothSpec) -> Tile:
