@@ -1,10 +1,11 @@
 """The generated quantize kernels on a CUDA GPU: equality with the oracle, and speed against a copy of as many bytes.
 
-    python -m benchmarks.gpu_kernels RESULT.json [equality] [speed | usual]
+    python -m benchmarks.gpu_kernels RESULT.json [equality] [speed | usual] [CASE ...]
 
 Equality: every quantizer of tests/runtime/cases.py and every operand of every recipe, on every kind of data there, odd shapes,
 strides and dtypes; the oracle runs on the CPU. Speed: GPU time of CUDA graphs of the kernel alone, the tensor amax given, bytes
-counted once; the copy is ``y.copy_(x)``. For each case the usual tile and the best of a few; "usual": that tile alone.
+counted once; the copy is ``y.copy_(x)``. For each case the usual tile and the best of a few; "usual": that tile alone. CASE:
+the names of those to time, e.g. "stochastic decoded"; all by default.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from tests.kernels.equality import differences, recipe_operands, supported
 from tests.runtime.cases import DATA, QUANTIZERS, SHAPES, gaussian
 
 SEED, SITE = 5, 3
+PARTS = {"equality", "speed", "usual"}
 WORKERS = 12
 EQUALITY_SECONDS = 170.0
 H16, H128 = Rotation(16, signs="fixed"), Rotation(128, signs="fresh", bf16=False)
@@ -194,29 +197,30 @@ def speed_cases() -> list[Case]:
     ):
         found.append((f"{name} packed", KernelSpec(q)))
     found.append(("mxfp4 floor decoded e5m2", KernelSpec(MXFP4(), output="decoded", dtype="e5m2")))
-    return found
+    named = set(sys.argv[2:]) - PARTS
+    return [case for case in found if not named or case[0] in named]
 
 
-# Rows, units and warps of the tiles tried.
+# Rows, units, warps, turns, stages and registers of the tiles tried.
 BY_ROWS = (
-    (4, 32, 4), (8, 32, 4), (2, 32, 2), (1, 64, 2), (1, 32, 1), (2, 32, 1), (2, 64, 4), (2, 64, 2), (4, 64, 4), (1, 256, 4),
-    (8, 64, 4), (4, 64, 2), (2, 128, 8), (1, 128, 4), (1, 128, 2),
+    (1, 128, 2, 4, 1), (1, 128, 2, 8, 2), (1, 128, 2, 16, 2), (1, 128, 2, 16, 3), (1, 128, 2, 8, 2, 80), (1, 128, 4, 16, 2),
+    (1, 256, 4, 8, 2), (2, 128, 4, 8, 2), (2, 64, 2, 8, 2), (2, 64, 2, 16, 2), (4, 32, 4, 8, 2), (4, 64, 4, 16, 2), (4, 32, 4, 16, 3),
 )  # fmt: skip
 BY_COLUMNS = (
-    (64, 16, 4), (64, 8, 4), (32, 16, 4), (64, 4, 4), (64, 4, 2), (128, 4, 4), (32, 8, 2), (32, 8, 4), (64, 16, 8), (16, 16, 4),
-    (64, 2, 1), (128, 2, 2), (256, 2, 4), (64, 4, 1),
+    (64, 4, 2, 2, 1), (64, 4, 2, 8, 2), (64, 4, 2, 8, 3), (64, 8, 4, 8, 2), (32, 8, 2, 8, 2), (64, 4, 4, 8, 2), (64, 4, 4, 8, 3),
+    (16, 8, 1, 8, 2), (16, 8, 1, 8, 3), (32, 4, 1, 8, 2), (128, 4, 4, 8, 2), (64, 4, 2, 8, 2, 128),
 )  # fmt: skip
 
 
 def tiles(spec: KernelSpec, shape: tuple[int, int]) -> list[Tile]:
-    """The usual tile of the shape first, then, for the first size, others of 1024 to 16384 elements."""
+    """The usual tile of the shape first, then others of 1024 to 16384 elements."""
     columns = shape[spec.memory == "rows"]
     found = [fitted(spec, target_of(torch.device("cuda")), math.ceil(columns / spec.block[1]) * spec.block_units)]
     least_rows, least_units = spec.least_tile
-    if "usual" in sys.argv or shape != SIZES[0]:
+    if "usual" in sys.argv:
         return found
-    for rows, units, warps in BY_ROWS if spec.memory == "rows" else BY_COLUMNS:
-        tile = Tile(max(rows, least_rows), max(units, least_units), warps)
+    for rows, units, *how in BY_ROWS if spec.memory == "rows" else BY_COLUMNS:
+        tile = Tile(max(rows, least_rows), max(units, least_units), *how)
         if tile not in found and 512 <= tile.rows * tile.units * spec.unit <= 32768:
             found.append(tile)
     return found
@@ -317,7 +321,7 @@ def speed(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
                         entry = {
                             "TB/s": round(rate / 1e12, 3),
                             "of copy": round(rate / copy, 3),
-                            "tile": [tile.rows, tile.units, tile.warps],
+                            "tile": list(astuple(tile)),
                             "registers": compiled.n_regs,
                             "spills": compiled.n_spills,
                         }

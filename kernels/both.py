@@ -183,4 +183,4 @@ def _oriented(spec: KernelSpec, memory: str) -> KernelSpec:
 @cache
 def _bound(spec: BothSpec, target: Target) -> tuple[Bound, Tile]:
     tile = tile_of(spec)
-    return Bound(build(source(spec, target)), num_warps=tile.warps), tile
+    return Bound(build(source(spec, target)), **tile.options), tile

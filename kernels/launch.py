@@ -64,4 +64,4 @@ _fitted = lru_cache(fitted)
 
 @cache
 def _bound(spec: KernelSpec, target: Target, tile: Tile) -> Bound:
-    return Bound(build(source(spec, target)), num_warps=tile.warps)
+    return Bound(build(source(spec, target)), **tile.options)

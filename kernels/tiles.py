@@ -14,7 +14,8 @@ from fp4.runtime.spec import MXFP4, MXFP8, NVFP4
 class Tile:
     """rows x units (KernelSpec.unit columns each), powers of two, by `warps` warps; a program takes `turns` of them.
 
-    stages: tiles in flight; with 2, the next is copied to shared memory while one is computed.
+    stages: tiles in flight; with 2, the next is copied to shared memory while one is computed. registers: that a thread may
+    take at most; 0 leaves it to the compiler.
     """
 
     rows: int
@@ -22,11 +23,17 @@ class Tile:
     warps: int = 4
     turns: int = 4
     stages: int = 1
+    registers: int = 0
 
     @property
     def constants(self) -> dict[str, int]:
         """What a kernel is compiled for."""
         return {"TR": self.rows, "TB": self.units, "STAGES": self.stages}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Of its compilation."""
+        return {"num_warps": self.warps} | ({"maxnreg": self.registers} if self.registers else {})
 
 
 NARROWEST = 16  # units: 512 bytes of a row
