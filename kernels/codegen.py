@@ -93,20 +93,33 @@ class Kernel(ScaleRules):
             )
         kept = self.keeps_raw
         names = [f"raw{i}" if kept else f"x{i}" for i in range(parts)] if parts > 1 or kept else ["x"]
+        lines = []
         for i, name in enumerate(names):
             at = "j" if i == 0 else f"(j + {i * n})"
-            self.add(
+            lines += [
                 f"inside = (row < rows)[None, :] & (unit[None, :] * {spec.unit} + {at} < columns)",
                 f"{name} = tl.load(source + {at}.to(tl.int64) * stride_c, mask=inside, other=0.0)"
                 + ("" if kept else ".to(tl.float32)"),
-            )
+            ]
         if kept:
-            self.add(*(f"x{i if parts > 1 else ''} = raw{i}.to(tl.float32)" for i in range(parts)))
+            lines += [f"x{i if parts > 1 else ''} = raw{i}.to(tl.float32)" for i in range(parts)]
         if parts == 2:
-            self.add(f"x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), ({spec.unit}, TR * TB))")
+            lines.append(f"x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), ({spec.unit}, TR * TB))")
         elif parts == 4:
             joined = "tl.join(tl.join(x0, x1), tl.join(x2, x3))"
-            self.add(f"x = tl.reshape(tl.permute({joined}, (3, 2, 0, 1)), ({spec.unit}, TR * TB))")
+            lines.append(f"x = tl.reshape(tl.permute({joined}, (3, 2, 0, 1)), ({spec.unit}, TR * TB))")
+        if self.by_rows and parts == 2 and spec.draws_elements and spec.output == "decoded":
+            self.add(
+                "if STAGES > 1:  # copied to shared memory as it lies there: parts would read each sector twice",
+                f"    inside = (row < rows)[None, :] & (unit[None, :] * {spec.unit} + k < columns)",
+                "    raw = tl.load(source + k.to(tl.int64) * stride_c, mask=inside, other=0.0)",
+                "    x = raw.to(tl.float32)",
+                *([f"    raw0, raw1 = tl.split(tl.permute(tl.reshape(raw, (2, {n}, TR * TB)), (1, 2, 0)))"] if kept else []),
+                "else:",
+                *(f"    {line}" for line in lines),
+            )
+        else:
+            self.add(*lines)
 
     def rotate(self) -> None:
         spec, r, u = self.spec, self.spec.rotation, self.spec.unit
@@ -115,12 +128,21 @@ class Kernel(ScaleRules):
         if r.signs != "none":
             self.signs()
         self.hadamard()
+        if spec.output == "amax":
+            return  # the factor and the rounding to BF16 keep the order: they are the largest one's alone
+        self.add(f"x = x * {self.normalization()}")
         if r.bf16:
             self.add(f"x = {self.call('round_bf16' if self.interpreted else 'round_bf16_pairs')}(x)")
         if spec.block[1] > r.size:
             self.add(f"x = tl.where(unit[None, :] * {u} + k < width, x, 0.0)  # the block's padding is not rotated")
 
+    def normalization(self) -> str:
+        """The factor that makes the rotation orthogonal."""
+        assert self.spec.rotation is not None
+        return f32(1 / math.sqrt(self.spec.rotation.size))
+
     def hadamard(self) -> None:
+        """The butterflies of x, without `normalization`."""
         r, u = self.spec.rotation, self.spec.unit
         assert r is not None
         self.add(f"x = tl.reshape(x, ({u} * TR * TB,))")
@@ -129,7 +151,7 @@ class Kernel(ScaleRules):
         while h < r.size:
             self.add(f"x = {butterfly}(x, {f'{h} * TR * TB' if h < u else self.distance(h // u)})")
             h *= 2
-        self.add(f"x = tl.reshape(x, ({u}, TR * TB)) * {f32(1 / math.sqrt(r.size))}")
+        self.add(f"x = tl.reshape(x, ({u}, TR * TB))")
 
     def signs(self) -> None:
         spec, r, u = self.spec, self.spec.rotation, self.spec.unit
@@ -166,13 +188,24 @@ class Kernel(ScaleRules):
         self.add("x = x * sign")
 
     def store_amax(self) -> None:
-        self.section("the largest finite magnitude: as integers, magnitudes have the same order")
-        self.once("largest = tl.zeros((TR * TB,), tl.int32)")
+        self.section("the largest finite magnitude: integers have the same order; shifted, Inf and NaN wrap below all others")
+        self.once("largest = tl.full((TR * TB,), 1 << 24, tl.uint32)")
         self.add(
-            f"i = {self.call('bits')}(x) & 0x7FFFFFFF",
-            f"largest = tl.maximum(largest, tl.max(tl.where(i < {INF_BITS}, i, 0), 0))",
+            "i = (x.to(tl.uint32, bitcast=True) << 1) + (1 << 24)",
+            "largest = tl.maximum(largest, tl.max(i, 0))",
         )
-        self.after.append(f"tl.atomic_max({self.pointer('amax_ptr')}, tl.max(largest, 0))")
+        self.call("bits")
+        self.call("floats")
+        self.after.append("largest = floats(((tl.max(largest, 0) - (1 << 24)) >> 1).to(tl.int32))")
+        r = self.spec.rotation
+        if r is not None:
+            self.after.append(f"largest = largest * {self.normalization()}")
+            if r.bf16:
+                rounded = (
+                    f"{self.call('round_bf16')}(largest)" if self.interpreted else "largest.to(tl.bfloat16).to(tl.float32)"
+                )
+                self.after.append(f"largest = {rounded}")
+        self.after.append(f"tl.atomic_max({self.pointer('amax_ptr')}, bits(largest))")
 
     def quantize(self) -> None:
         q = self.spec.quantizer

@@ -94,6 +94,7 @@ class UnrotateKernel(Kernel):
         assert r is not None
         self.section(f"rotate back: {r.size.bit_length() - 1} butterfly stages, 1/sqrt({r.size}), signs ({r.signs})")
         self.hadamard()
+        self.add(f"x = x * {self.normalization()}")
         if r.signs != "none":
             self.signs()
 

@@ -74,7 +74,7 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, am
     sign = element_words(drawn, 1, seed, signs_site.to(tl.uint32), 16) >> 31  # (16, 8)
     sign = 1.0 - 2.0 * sign.to(tl.float32)
     sign = tl.reshape(tl.broadcast_to(sign[:, None, :], (16, TR * TB // 8, 8)), (16, TR * TB))
-    largest = tl.zeros((TR * TB,), tl.int32)
+    largest = tl.full((TR * TB,), 1 << 24, tl.uint32)
     for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
@@ -99,12 +99,14 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, am
         x = butterfly(x, 1)
         x = butterfly(x, 2)
         x = butterfly(x, 4)
-        x = tl.reshape(x, (16, TR * TB)) * 0.0883883461356163
+        x = tl.reshape(x, (16, TR * TB))
 
-        # the largest finite magnitude: as integers, magnitudes have the same order
-        i = bits(x) & 0x7FFFFFFF
-        largest = tl.maximum(largest, tl.max(tl.where(i < 0x7F800000, i, 0), 0))
-    tl.atomic_max(amax_ptr, tl.max(largest, 0))
+        # the largest finite magnitude: integers have the same order; shifted, Inf and NaN wrap below all others
+        i = (x.to(tl.uint32, bitcast=True) << 1) + (1 << 24)
+        largest = tl.maximum(largest, tl.max(i, 0))
+    largest = floats(((tl.max(largest, 0) - (1 << 24)) >> 1).to(tl.int32))
+    largest = largest * 0.0883883461356163
+    tl.atomic_max(amax_ptr, bits(largest))
 
 
 kernel = fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows

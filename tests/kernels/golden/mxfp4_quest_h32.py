@@ -103,7 +103,8 @@ def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, 
         x = butterfly(x, 4 * TR * TB)
         x = butterfly(x, 8 * TR * TB)
         x = butterfly(x, 1)
-        x = tl.reshape(x, (16, TR * TB)) * 0.1767766922712326
+        x = tl.reshape(x, (16, TR * TB))
+        x = x * 0.1767766922712326
 
         # amax of each block of 1 x 32: NaN stays NaN
         largest = tl.reduce(tl.abs(x), 0, larger)

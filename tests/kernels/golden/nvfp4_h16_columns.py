@@ -101,7 +101,8 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
         x = butterfly(x, 2 * TR * TB)
         x = butterfly(x, 4 * TR * TB)
         x = butterfly(x, 8 * TR * TB)
-        x = tl.reshape(x, (16, TR * TB)) * 0.25
+        x = tl.reshape(x, (16, TR * TB))
+        x = x * 0.25
         x = round_bf16_pairs(x)
 
         # amax of each block of 1 x 16: NaN stays NaN

@@ -177,7 +177,8 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
         x = butterfly(x, 1)
         x = butterfly(x, 2)
         x = butterfly(x, 4)
-        x = tl.reshape(x, (16, TR * TB)) * 0.0883883461356163
+        x = tl.reshape(x, (16, TR * TB))
+        x = x * 0.0883883461356163
 
         # amax of each block of 1 x 16: NaN stays NaN
         largest = tl.reduce(tl.abs(x), 0, larger)

@@ -76,7 +76,8 @@ def fp4_bf16_hadamard_signs_fixed_rotated_rows(x_ptr, y_ptr, rows, columns, stri
         x = butterfly(x, 2 * TR * TB)
         x = butterfly(x, 4 * TR * TB)
         x = butterfly(x, 8 * TR * TB)
-        x = tl.reshape(x, (16, TR * TB)) * 0.25
+        x = tl.reshape(x, (16, TR * TB))
+        x = x * 0.25
         x = round_bf16(x)
 
         # store
