@@ -21,6 +21,7 @@ from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.quantize import Run
 from fp4.kernels.target import Target
 from fp4.kernels.tiles import Tile
+from fp4.kernels.writer import CONSTANTS
 from fp4.runtime.layout import ceil_div
 from fp4.runtime.spec import NVFP4, Quantizer, Rotation, SpecError
 
@@ -59,7 +60,8 @@ class _Part(Kernel):
         self.body()
         body = [*self.before, *self.lines, *self.after]
         lines = "\n".join(f"    {line}" if line.strip() else "" for line in body)
-        return f"@triton.jit\ndef {name}(tile, {', '.join(self.parameters())}, TR: tl.constexpr, TB: tl.constexpr):\n{lines}"
+        parameters = ["tile", *self.parameters(), *CONSTANTS]
+        return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{lines}"
 
     def parameters(self) -> list[str]:
         return [*self.pointers, *self.scalars]
@@ -83,14 +85,14 @@ def source(spec: BothSpec, target: Target) -> str:
     kernel_name = "_and_".join(part.name() for part in parts.values())
     kernel = f"""
 @triton.jit(do_not_specialize={sites!r})
-def {kernel_name}({", ".join(own)}, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
+def {kernel_name}({", ".join([*own, *CONSTANTS])}):
     across = tl.maximum(tl.cdiv(columns, TB * {UNIT}), 1)  # a tile is as wide as a rotation: its padding takes none more
     down = tl.maximum(tl.cdiv(rows, TR), 1)
     for tile in tl.range(tl.program_id(0), across * down, tl.num_programs(0), num_stages=STAGES):
-        rows_part(tile, {", ".join(given["rows"].values())}, TR, TB)
+        rows_part(tile, {", ".join(given["rows"].values())}, TR, TB, STAGES)
         # of the transpose, whose tiles are numbered down the columns
         transposed = tile % across * down + tile // across
-        columns_part(transposed, {", ".join(given["columns"].values())}, TB * {UNIT}, TR // {UNIT})
+        columns_part(transposed, {", ".join(given["columns"].values())}, TB * {UNIT}, TR // {UNIT}, STAGES)
 """.strip("\n")
     titles = [part.title().partition(".\n")[0] for part in parts.values()]
     title = f'"""{titles[0]}; and of the transpose\n{titles[1]}.\n\nA program takes TR rows x TB units of {UNIT} columns.\n"""'

@@ -15,7 +15,7 @@ from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.posthoc import first_pass
 from fp4.kernels.scales import ScaleRules
 from fp4.kernels.target import INTERPRETER, Target, TargetError
-from fp4.kernels.writer import INF_BITS, f32
+from fp4.kernels.writer import f32
 from fp4.runtime.rng import STREAM_SIGNS
 from fp4.runtime.rounding import nan_code
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4

@@ -13,6 +13,7 @@ from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import INTERPRETER, Target
 
 INF_BITS = "0x7F800000"
+CONSTANTS = tuple(f"{name}: tl.constexpr" for name in ("TR", "TB", "STAGES"))  # of a tile (tiles.Tile.constants)
 
 
 def f32(value: float) -> str:
@@ -35,7 +36,7 @@ class Writer:
     def module(self, title: str, name: str) -> str:
         """The text of the module: helpers, then the kernel of the lines so far, under the name that a profiler shows."""
         functions = "\n\n\n".join(HELPERS[name] for name in used(self.helpers))
-        parameters = ", ".join([*self.pointers, *self.scalars, "TR: tl.constexpr", "TB: tl.constexpr", "STAGES: tl.constexpr"])
+        parameters = ", ".join([*self.pointers, *self.scalars, *CONSTANTS])
         fixed = [s for s in self.scalars if s.endswith("site")]
         decorator = f"@triton.jit(do_not_specialize={fixed!r})" if fixed else "@triton.jit"
         head = f'"""{title}"""\n\nimport triton\nimport triton.language as tl'
