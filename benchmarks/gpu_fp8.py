@@ -81,11 +81,13 @@ def error(y: Tensor, a: Tensor, b: Tensor) -> float:
 def products() -> Iterator[dict[str, Any]]:
     q = MXFP4()
     for m, n, k in PRODUCTS:
-        for data in ("gaussian", "short sums"):
+        for data in ("gaussian", "spread", "short sums"):
             made = []
             for i, (rows, dtype) in enumerate(zip((m, n), fp8.FORMATS, strict=True)):
-                if data == "gaussian":
+                if data != "short sums":
                     x = torch.randn(rows, k, device="cuda", generator=torch.Generator("cuda").manual_seed(i))
+                    if data == "spread":  # 2^8 between blocks of K
+                        x *= torch.exp2(torch.arange(k, device="cuda") // 32 % 9 - 4.0)
                     codes, scales, _ = quantize(x, q)
                 else:  # multiples of 1/4 below 37: fewer than 2^12 of them sum exactly in 24 bits
                     codes, scales = (t.cuda() for t in draw(rows, k, i, 1))
