@@ -1,12 +1,13 @@
 """The generated quantize kernels beside other projects' quantizers, on one CUDA GPU in one run.
 
-    python -m benchmarks.gpu_rivals RESULT.json [--peers DIR]
+    python -m benchmarks.gpu_rivals RESULT.json [--peers DIR] [--quick]
 
-For (16384, 4096) and (4096, 11008) BF16: GPU time of an operation, ours and each rival's that has it, as a share of a device
-copy of the bytes that must move: 2 an element, read once, and what is written: 2 an element decoded, 1/2 and a block scale
-packed. An amax pass reads again what is not counted again. Times are of CUDA graphs, which leave out the host, or of events
-where capture fails ("timed by"). Along dim 0 the result is the quantized transpose, contiguous. Decoded, ours leaves the tensor
-scale to the GEMM, as in a compiled model; "ours, scaled" multiplies by it, as the rivals do.
+For (16384, 4096) and (4096, 11008) BF16 (--quick: the first alone, with the amax given): GPU time of an operation, ours and each
+rival's that has it, as a share of a device copy of the bytes that must move: 2 an element, read once, and what is written: 2 an
+element decoded, 1/2 and a block scale packed. An amax pass reads again what is not counted again. Times are of CUDA graphs,
+which leave out the host, or of events where capture fails ("timed by"). Along dim 0 the result is the quantized transpose,
+contiguous. Decoded, ours leaves the tensor scale to the GEMM, as in a compiled model; "ours, scaled" multiplies by it, as the
+rivals do.
 
 "amax": given, to both; computed, by both, each in its own way, ours by one kernel more; none: MXFP4 has none. "bar": how many
 times faster ours should be: 1 for rounding to nearest along rows; 2 with another rounding, four_six, a rotation or a transpose.
@@ -94,10 +95,11 @@ Run = Callable[[], Any]
 Build = Callable[[Case, Tensor], Run | None]  # None: the rival has no such operation
 
 
-def cases() -> Iterator[Case]:
+def cases(quick: bool = False) -> Iterator[Case]:
     for operation, along, output in itertools.product(OPERATIONS, (1, 0), ("decoded", "packed")):
         for amax in ("given", "computed") if OPERATIONS[operation][0].needs_amax else ("none",):
-            yield Case(operation, along, output, amax)
+            if not (quick and amax == "computed"):
+                yield Case(operation, along, output, amax)
 
 
 def ours(case: Case, x: Tensor) -> partial[Any]:
@@ -356,10 +358,15 @@ def entry(
 
 
 def measure(
-    x: Tensor, own: dict[str, Build], others: dict[str, Build], copy: float, seconds: Callable[[Run], tuple[float, str]]
+    x: Tensor,
+    own: dict[str, Build],
+    others: dict[str, Build],
+    copy: float,
+    seconds: Callable[[Run], tuple[float, str]],
+    quick: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """A row for each case that any rival has."""
-    for case in cases():
+    for case in cases(quick):
         found = {name: row for name, build in others.items() if (row := entry(case, x, build, copy, seconds))}
         if not found:
             continue
@@ -385,10 +392,9 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['case']:48} {row['bar']:.0f}x  " + ", ".join(cell(name, entry) for name, entry in found.items())
 
 
-def warm(job: tuple[Path | None, tuple[int, int], int]) -> None:
+def warm(job: tuple[Path | None, tuple[int, int], Case]) -> None:
     """Compile one case's kernels in a worker, into the caches on disk."""
-    peers, shape, index = job
-    case = list(cases())[index]
+    peers, shape, case = job
     x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     for build in (*OURS.values(), *rivals(peers)[0].values()):
         try:
@@ -405,7 +411,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_rivals", description="Our quantize kernels beside others'.")
     parser.add_argument("result", type=Path)
     parser.add_argument("--peers", type=Path, metavar="DIR", help="checkouts, as the module's docstring lays them out")
+    parser.add_argument("--quick", action="store_true", help="(16384, 4096) alone, the amax given")
     arguments = parser.parse_args()
+    sizes = SIZES[:1] if arguments.quick else SIZES
     if not torch.cuda.is_available():
         parser.error("no CUDA GPU here")
     import triton
@@ -418,18 +426,19 @@ def main() -> None:
         "peers": states,
     }
     print(states, flush=True)
-    jobs = [(arguments.peers, shape, i) for shape in SIZES for i in range(len(list(cases())))]
+    jobs = [(arguments.peers, shape, case) for shape in sizes for case in cases(arguments.quick)]
     with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
         try:
             pool.map_async(warm, jobs, chunksize=1).get(timeout=WARM_SECONDS)
         except multiprocessing.TimeoutError:  # a worker that died answers never
             print(f"not all compiled after {WARM_SECONDS} s; going on", flush=True)
-    for shape in SIZES:
+    for shape in sizes:
         copy = copy_rate(shape)
         rows: list[dict[str, Any]] = []
         result[f"{shape}"] = {"copy, TB/s": copy / 1e12, "rows": rows}
         print(f"{shape}: share of a copy at {copy / 1e12:.2f} TB/s (ours is faster by; * below the bar)", flush=True)
-        for row in measure(torch.randn(shape, device="cuda", dtype=torch.bfloat16), OURS, others, copy, gpu_seconds):
+        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        for row in measure(x, OURS, others, copy, gpu_seconds, arguments.quick):
             rows.append(row)
             print(line(row), flush=True)
             arguments.result.write_text(json.dumps(result, indent=1) + "\n")
