@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_rivals RESULT.json [--peers DIR] [--quick]
 
-For (16384, 4096) and (4096, 11008) BF16 (--quick: the first alone, with the amax given): GPU time of an operation, ours and each
+For (16384, 4096) and (4096, 11008) BF16 (--quick: the first alone, the amax given): GPU time of an operation, ours and each
 rival's that has it, as a share of a device copy of the bytes that must move: 2 an element, read once, and what is written: 2 an
 element decoded, 1/2 and a block scale packed. An amax pass reads again what is not counted again. Times are of CUDA graphs,
 which leave out the host, or of events where capture fails ("timed by"). Along dim 0 the result is the quantized transpose,
