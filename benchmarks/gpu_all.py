@@ -17,6 +17,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "fp8": ("gpu_fp8", (), 120),
     "fp8_blocks": ("gpu_fp8_blocks", (), 120),
     "both": ("gpu_both", (), 180),
+    "products": ("gpu_products", (), 120),
     "recipes": ("gpu_equality", ("recipes",), 300),
     "speed": ("gpu_kernels", ("speed", "usual"), 240),
     "kernels": ("gpu_kernels", ("equality",), 240),

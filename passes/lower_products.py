@@ -1,7 +1,8 @@
-"""On a CUDA GPU: ``fp4::mm`` of BF16 operands without an epilogue becomes ``fp4::product``, rounded to BF16 by cuBLAS.
+"""On a CUDA GPU: ``fp4::mm`` of BF16 operands without a bias becomes ``fp4::product``, scaled and rounded to BF16 by cuBLAS.
 
-Others go through an FP32 result, since a tensor scale or a bias comes before the one rounding: twice the bytes written, and
-read again. cuBLAS may reduce the parts of a split BF16 sum in BF16; the op forbids it, as a graph of ATen products could not.
+Others go through an FP32 result: twice the bytes written, and read again; so do those with a tensor scale where cuBLASLt cannot
+be called (runtime/cublas.py). cuBLAS may reduce the parts of a split BF16 sum in BF16; the op forbids it, as a graph of ATen
+products could not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fp4.compiler.graph import Builder, fp4_nodes
+from fp4.runtime import cublas
 
 fp4 = torch.ops.fp4
 
@@ -27,7 +29,7 @@ class LowerProducts:
     def run(self, graph: Graph) -> bool:
         found = [node for node in fp4_nodes(graph, "mm") if _plain(node) and (self.target or _on_cuda(node))]
         for node in found:
-            product = Builder(graph, node).call(fp4.product.default, *node.args[:2])
+            product = Builder(graph, node).call(fp4.product.default, *node.args[:3])
             product.meta = {**node.meta, "val": product.meta["val"]}
             node.replace_all_uses_with(product)
             graph.erase_node(node)
@@ -37,7 +39,9 @@ class LowerProducts:
 def _plain(node: Node) -> bool:
     a, b, alpha, bias, dtype = node.args
     operands: Any = [n.meta["val"].dtype for n in (a, b)]  # type: ignore[union-attr]
-    return {*operands, dtype} == {torch.bfloat16} and alpha is None and bias is None
+    if {*operands, dtype} != {torch.bfloat16} or bias is not None:
+        return False
+    return alpha is None or cublas.available(node.meta["val"].device)
 
 
 def _on_cuda(node: Node) -> bool:

@@ -140,8 +140,8 @@ def _mm_fake(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dt
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 
-def _product_fake(a: Tensor, b: Tensor) -> Tensor:
-    return _mm_fake(a, b, None, None, torch.bfloat16)
+def _product_fake(a: Tensor, b: Tensor, alpha: Tensor | None = None) -> Tensor:
+    return _mm_fake(a, b, alpha, None, torch.bfloat16)
 
 
 def _swizzle_fake(scales: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ _OPS: tuple[tuple[str, str, Any, Any], ...] = (
     ("clip_mask", "(Tensor x, Tensor scales, str quantizer) -> Tensor", _clip_mask, _clip_mask_fake),
     ("apply_mask", "(Tensor y, Tensor mask) -> Tensor", _apply_mask, _apply_mask_fake),
     ("mm", "(Tensor a, Tensor b, Tensor? alpha, Tensor? bias, ScalarType dtype) -> Tensor", _mm, _mm_fake),
-    ("product", "(Tensor a, Tensor b) -> Tensor", reference.product, _product_fake),
+    ("product", "(Tensor a, Tensor b, Tensor? alpha=None) -> Tensor", reference.product, _product_fake),
     (
         "grouped_mm",
         "(Tensor first, Tensor second, Tensor offs, Tensor? clipped, str precision, Tensor? seed, int site, ScalarType dtype) "

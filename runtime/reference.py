@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fp4.runtime import cublas
 from fp4.runtime.formats import E2M1_MAX, E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
 from fp4.runtime.layout import Size, blocks, ceil_div, cut, materialize, pack, pad_to, unpack
 from fp4.runtime.native import native_bytes
@@ -258,8 +259,12 @@ def mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: t
     a: (M, K), b: (N, K), any float dtype. alpha: FP32 0-d (the product of the tensor scales). bias: (N,). Returns (M, N).
     """
     if is_product(a, b, alpha, bias, dtype):
-        return product(a, b)
-    a, b = _laid_out(a), _laid_out(b)
+        return product(a, b, alpha)
+    return _scaled_sums(_laid_out(a), _laid_out(b), alpha, bias, dtype)
+
+
+def _scaled_sums(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """`mm` by way of an FP32 result."""
     if a.device.type == "cuda" and a.dtype == b.dtype == torch.bfloat16:
         y = torch.mm(a, b.t(), out_dtype=torch.float32)
     else:
@@ -281,12 +286,19 @@ def _laid_out(x: Tensor) -> Tensor:
 
 def is_product(a: Tensor, b: Tensor, alpha: Any, bias: Any, dtype: torch.dtype) -> bool:
     """Is this `mm` one that cuBLAS rounds to BF16 itself?"""
-    return a.device.type == "cuda" and a.dtype == b.dtype == dtype == torch.bfloat16 and alpha is None and bias is None
+    if a.device.type != "cuda" or {a.dtype, b.dtype, dtype} != {torch.bfloat16} or bias is not None:
+        return False
+    return alpha is None or cublas.available(a.device)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """`mm` of BF16 (M, K) and (N, K) without epilogue, to BF16: sums in FP32, also those of parts of K."""
+def product(a: Tensor, b: Tensor, alpha: Tensor | None = None) -> Tensor:
+    """`mm` of BF16 (M, K) and (N, K) without bias, to BF16: sums in FP32, also those of parts of K."""
     a, b = _laid_out(a), _laid_out(b)
+    if alpha is not None:
+        scaled = None
+        if a.numel() and b.numel() and is_product(a, b, alpha, None, torch.bfloat16):
+            scaled = cublas.scaled_product(a, b, alpha)
+        return _scaled_sums(a, b, alpha, None, torch.bfloat16) if scaled is None else scaled
     if not is_product(a, b, None, None, torch.bfloat16):
         return torch.mm(a.float(), b.float().t()).to(torch.bfloat16)
     matmul = torch.backends.cuda.matmul

@@ -61,6 +61,16 @@ def test_what_rounds_after_an_epilogue_is_left(case: Any) -> None:
     assert ops(made)["fp4::mm"] == 1
 
 
+def test_a_tensor_scale_is_cublas_s_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cuBLASLt takes it; elsewhere, as above, it is the epilogue of an FP32 result."""
+    monkeypatch.setattr("fp4.runtime.cublas.available", lambda device: device.type == "cuda")
+    made = graph("cuda", BF16, BF16, BF16, True, False)
+    assert LowerProducts().run(made)
+    (node,) = made.find_nodes(op="call_function", target=fp4.product.default)
+    assert [n.name for n in node.args] == ["a", "b", "alpha"]
+    assert not LowerProducts().run(graph("cuda", BF16, BF16, BF16, True, True))
+
+
 def test_a_named_target_is_enough() -> None:
     made = graph("cpu", BF16, BF16, BF16, False, False)
     assert LowerProducts("sm_90").run(made)
@@ -71,6 +81,8 @@ def test_the_op_is_the_oracles_gemm() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(rows, 96, generator=generator).bfloat16() for rows in (5, 7))
     assert torch.equal(fp4.product(a, b), reference.mm(a, b, None, None, BF16))
+    alpha = torch.tensor(0.3)
+    assert torch.equal(fp4.product(a, b, alpha), reference.mm(a, b, alpha, None, BF16))
 
 
 def test_the_setting_is_the_users_again(monkeypatch: pytest.MonkeyPatch) -> None:
