@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from contextlib import nullcontext
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
 from functools import cache
@@ -54,8 +55,9 @@ _tried: dict[torch.device, bool] = {}
 
 
 def available(device: torch.device) -> bool:
-    """Can this device's products be scaled so? Tried once, on a small product; in a captured CUDA graph, not before."""
-    if device.type != "cuda" or torch.version.cuda is None:
+    """Can this device's products be scaled so? Tried once, on a small product, outside captured CUDA graphs; no where
+    ``FP4_CUBLASLT=0`` is set."""
+    if device.type != "cuda" or torch.version.cuda is None or os.environ.get("FP4_CUBLASLT") == "0":
         return False
     if device not in _tried:
         if torch.cuda.is_current_stream_capturing():
