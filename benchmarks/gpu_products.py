@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_products RESULT.json [equality] [speed]
 
-Equality: against the FP32 product, scaled and rounded once: the share of equal bits; the largest error over 2^-24 sum |a||b| and
+Equality: against the FP32 product, scaled and rounded once: equal bits; the largest error over 2^-24 sum |a||b| and
 the rounding to BF16; every layout, odd sizes, operands that are not aligned; in a replayed CUDA graph. Sums short of
 FP32's 24 bits must be equal. Speed: TFLOP/s of torch's BF16 product, of the FP32 product alone and with the scaling
 kernel after it, and of ours.
