@@ -139,7 +139,7 @@ class ScaleRules(NativeRounding):
             f"four = {self.spread('four')}",
         )
         if self.native:
-            self.add("low, high = tl.where(four, low4, low6), tl.where(four, high4, high6)")
+            self.add(*(f"{part} = tl.where(four, {part}4, {part}6)" for part in ("low", "high")[: self.spec.unit // 8]))
             if self.spec.output == "decoded":
                 self.add("value = tl.where(four[None, :], value4, value6)")
             return
