@@ -20,6 +20,7 @@ import torch
 from fp4.kernels import quantize as kernels
 from fp4.kernels.build import build
 from fp4.kernels.helpers import HELPERS, used
+from fp4.kernels.launch import PLANS
 from fp4.kernels.target import INTERPRETER, Target, target_of
 from fp4.runtime.native import BYTE_SHIFTS
 from fp4.runtime.spec import MXFP4, NVFP4
@@ -76,6 +77,7 @@ def run() -> dict[str, Any]:
     if target.name == INTERPRETER:
         target = Target(INTERPRETER, models="sm_100a")
         kernels.target_of = lambda device: target  # type: ignore[assignment]
+        PLANS.clear()
     if not target.rounds_e2m1:
         raise SystemExit(f"{target.name} has no conversion to E2M1; run this on an sm_100, 103, 120 or 121")
     figures: dict[str, Any] = {"target": target.models or target.name, "modelled": bool(target.models)}

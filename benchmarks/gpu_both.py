@@ -22,6 +22,7 @@ from benchmarks.gpu_kernels import copy_rate, graph_seconds
 from fp4.kernels import both
 from fp4.kernels import quantize as kernels
 from fp4.kernels.both import Side
+from fp4.kernels.launch import PLANS
 from fp4.kernels.tiles import Tile
 from fp4.runtime.spec import MXFP4, NVFP4, Rotation
 
@@ -80,13 +81,13 @@ def measure(pair: tuple[Side, Side], shape: tuple[int, int], rate: float) -> dic
     for values in TILES:
         tile = Tile(*values)
         both.tile_of = lambda spec, tile=tile: tile
-        both._bound.cache_clear()
+        PLANS.clear()
         try:
             shares[str(values)] = round(moved / graph_seconds(lambda: both.quantize(x, *sides)) / rate, 3)
         except Exception as error:  # a tile smaller than a rotation, or too large for a multiprocessor
             shares[str(values)] = type(error).__name__
     both.tile_of = usual
-    both._bound.cache_clear()
+    PLANS.clear()
     return {
         "of copy": round(moved / one / rate, 3),
         "us": round(one * 1e6, 1),

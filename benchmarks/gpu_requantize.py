@@ -29,7 +29,7 @@ from benchmarks.gpu_kernels import copy_rate, graph_seconds
 from fp4.kernels import masks
 from fp4.kernels import quantize as plain
 from fp4.kernels import requantize as kernels
-from fp4.kernels.launch import launch
+from fp4.kernels.launch import Plan
 from fp4.kernels.tiles import Tile, tile_of
 from fp4.runtime import reference
 from fp4.runtime.spec import NVFP4, Quantizer
@@ -161,43 +161,21 @@ def packed_operand(source: Quantizer, shape: tuple[int, int]) -> kernels.Packed:
     return kernels.Packed(codes, scales, None, source, shape[1])
 
 
-def passes(index: int, shape: tuple[int, int]) -> dict[str, tuple[kernels.PackedRun, dict[str, Any], int]]:
-    """By name: the run, its specification's fields and arguments, and the bytes that must move."""
+def passes(index: int, shape: tuple[int, int]) -> dict[str, tuple[Plan, list[Tensor], int]]:
+    """By name: the plan, all the tensors of its kernel, and the bytes that must move."""
     source, q, rotation = RECIPES[index]
     packed = packed_operand(source, shape)
-    seed = torch.tensor([SEED], device="cuda")
-    read = packed.codes.nbytes + packed.scales.nbytes
-    rows, width = shape[1], shape[0]
-    run = kernels.PackedRun(packed, q, rotation, seed, SITE, SITE)
-    given = {"amax_ptr": torch.tensor(5.0, device="cuda"), "tensor_scale_ptr": torch.empty((), device="cuda")}
-    codes = torch.empty(rows * width // 16, dtype=torch.int64, device="cuda")
-    scales = torch.empty(rows * width // q.block[1], dtype=torch.uint8, device="cuda")
-    decoded = torch.empty((rows, width), dtype=torch.bfloat16, device="cuda")
-    found = {
-        "packed": (run, {"output": "packed", "codes_ptr": codes, "scales_ptr": scales, **given}, 0),
-        "decoded": (run, {"output": "decoded", "y_ptr": decoded, **given}, 0),
-    }
-    found = {
-        name: (r, how, read + (decoded.nbytes if name == "decoded" else codes.nbytes + scales.nbytes))
-        for name, (r, how, _) in found.items()
-    }
+    seed, amax = torch.tensor([SEED], device="cuda"), torch.tensor(5.0, device="cuda")
+    tensors = packed.codes, packed.scales
+    run = kernels.PackedRun(tensors, source, packed.columns, packed.dtype, packed.transposed, q, rotation, 1)
+    plans = {"packed": run.packed(False), "decoded": run.decoded(torch.bfloat16, False)}
     if q.needs_amax:
-        result = torch.zeros((), dtype=torch.int32, device="cuda")
-        found["amax"] = (run, {"output": "amax", "amax_ptr": result}, read)
+        plans["amax"] = run.amax()
+    found = {}
+    for name, plan in plans.items():
+        outputs = [make() for make in plan.makers]
+        found[name] = plan, [*plan.read(tensors, amax, seed, SITE), *outputs], sum(t.nbytes for t in (*tensors, *outputs))
     return found
-
-
-def launcher(run: kernels.PackedRun, how: dict[str, Any]) -> tuple[Any, Callable[[Tile | None], Any]]:
-    """The specification, and a function that launches its kernel with a tile."""
-    fields = {k: v for k, v in how.items() if not k.endswith("_ptr")}
-    pointers = {k: v for k, v in how.items() if k.endswith("_ptr")} | run.read()
-    quantizer = None if how["output"] == "amax" else run.q
-    spec = run.spec(quantizer=quantizer, rotation=run.rotation, aligned=run.width % 8 == 0, **fields)
-
-    def go(tile: Tile | None) -> Any:
-        return launch(spec, run.target, run.x, run.width, run.seed, run.site, run.signs_site, pointers, tile)
-
-    return spec, go
 
 
 def tiles(spec: Any, target: Any) -> list[Tile]:
@@ -214,10 +192,10 @@ def warm(job: tuple[int, str, int]) -> None:
     """Compile one kernel in a worker, into Triton's cache on disk."""
     index, name, i = job
     try:
-        run, how, _ = passes(index, (512, 512))[name]
-        spec, go = launcher(run, how)
-        if i < len(tiles(spec, run.target)):
-            go(tiles(spec, run.target)[i])
+        plan, given, _ = passes(index, (512, 512))[name]
+        found = tiles(plan.spec, plan.target)
+        if i < len(found):
+            plan.tiled(found[i])(given, (SITE, SITE))
         torch.cuda.synchronize()
     except Exception:
         torch.cuda.empty_cache()  # the measurement will meet the same error and report it
@@ -331,14 +309,15 @@ def speed(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
             bytes_: dict[str, int] = {}
             entry: dict[str, Any] = {}
             rows[name] = entry
-            for kind, (run, how, moved) in passes(index, shape).items():
+            for kind, (plan, given, moved) in passes(index, shape).items():
                 bytes_[kind] = moved
-                spec, go = launcher(run, how)
                 found: list[Any] = []
-                for i, tile in enumerate(tiles(spec, run.target) if shape == SIZES[0] else tiles(spec, run.target)[:1]):
+                candidates = tiles(plan.spec, plan.target)
+                for i, tile in enumerate(candidates if shape == SIZES[0] else candidates[:1]):
                     try:
-                        compiled = go(tile)
-                        seconds = graph_seconds(functools.partial(go, tile))
+                        launch = functools.partial(plan.tiled(tile), given, (SITE, SITE))
+                        compiled = launch()
+                        seconds = graph_seconds(launch)
                     except Exception as error:
                         entry.setdefault("failed", {})[f"{kind} {tile}"] = f"{type(error).__name__}: {str(error)[:200]}"
                         continue

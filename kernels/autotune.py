@@ -36,7 +36,11 @@ _switch = {"on": False}
 
 def switch_on() -> None:
     """For every kernel that this process launches from here on."""
-    _switch["on"] = True
+    from fp4.kernels.launch import PLANS
+
+    if not _switch["on"]:
+        _switch["on"] = True
+        PLANS.clear()  # they have their tiles
 
 
 def enabled() -> bool:

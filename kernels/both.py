@@ -6,7 +6,9 @@ finds it in the cache: memory is read once. Bytes and draws are those of the two
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +20,8 @@ from fp4.kernels.build import Bound, build
 from fp4.kernels.codegen import Kernel
 from fp4.kernels.helpers import HELPERS, used
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.quantize import Run
+from fp4.kernels.launch import SITES, Plan, planned
+from fp4.kernels.quantize import Run, draws
 from fp4.kernels.target import Target
 from fp4.kernels.tiles import Tile
 from fp4.kernels.writer import CONSTANTS
@@ -133,24 +136,6 @@ class Side:
     swizzled: bool = False
 
 
-class _Side(Run):
-    """`Run` whose launch of the quantizer is noted, not made."""
-
-    def __init__(self, x: Tensor, side: Side) -> None:
-        super().__init__(x, side.q, side.rotation, side.seed, side.site, side.signs_site)
-        self.side = side
-
-    def launch(self, spec: KernelSpec, pointers: dict[str, Any]) -> None:
-        if spec.quantizer is None:  # an amax that the quantizer needs
-            super().launch(spec, pointers)
-        else:
-            self.noted, self.pointers = spec, pointers
-
-    def results(self) -> tuple[Tensor, ...]:
-        s = self.side
-        return self.packed(s.amax, s.swizzled) if s.dtype is None else self.decoded(s.dtype, s.scaled, s.amax)
-
-
 def quantize(x: Tensor, rows: Side, columns: Side) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """What ``quantize`` (or ``fake_quantize``, for a side with a dtype) of x, and of its transpose, return, in one read of x.
 
@@ -162,27 +147,47 @@ def quantize(x: Tensor, rows: Side, columns: Side) -> tuple[tuple[Tensor, ...], 
     for q in (rows.q, columns.q):
         if isinstance(q, NVFP4) and q.posthoc:
             raise SpecError(f"{q}: its scales are made by a second pass; quantize each orientation alone")
-    sides = _Side(x, rows), _Side(x.t(), columns)
-    results = tuple(side.results() for side in sides)
-    parts = [_oriented(side.noted, memory) for side, memory in zip(sides, PARTS, strict=True)]
-    bound, tile = _bound(BothSpec(*parts), sides[0].target)
-    arguments: dict[str, Any] = {"x_ptr": x, "rows": x.shape[0], "columns": x.shape[1]}
-    arguments |= {"stride_r": x.stride(0), "stride_c": 1, **tile.constants}
-    for side, name in zip(sides, PARTS, strict=True):
-        given = {**side.pointers, "seed_ptr": side.seed, "site": side.site, "signs_site": side.signs_site}
-        arguments |= {f"{name}_{key}": value for key, value in given.items()}
-    across, down = ceil_div(x.shape[1], tile.units * UNIT), ceil_div(x.shape[0], tile.rows)
-    bound((max(1, across) * max(1, down),), x.device, arguments)
+    given: list[Tensor] = [x]
+    sites: list[int] = []
+    results, plans = [], []
+    for operand, side in ((x, rows), (x.t(), columns)):
+        about, signs_site = (side.q, side.rotation, draws(side.seed)), side.site if side.signs_site is None else side.signs_site
+        method, how = ("packed", (side.swizzled,)) if side.dtype is None else ("decoded", (side.dtype, side.scaled))
+        plan = planned(Run, method, (operand,), about, how)
+        read = plan.read((operand,), side.amax, side.seed, signs_site)
+        outputs = [make() for make in plan.makers]
+        given += [*read[1:], *outputs]
+        sites += [side.site, signs_site]
+        plans.append(plan)
+        results.append(tuple(outputs))
+    planned(_Both, "bound", (x,), tuple(plans))(given, sites)
     return results[0], results[1]
 
 
-@cache
+class _Both:
+    """The kernel of two plans, of an operand and of its transpose."""
+
+    def __init__(self, tensors: Sequence[Tensor], rows: Plan, columns: Plan) -> None:
+        (self.x,), self.plans = tensors, (rows, columns)
+
+    def bound(self) -> Bound:
+        x, named = self.x, list(zip(self.plans, PARTS, strict=True))
+        spec = BothSpec(*(_oriented(plan.spec, memory) for plan, memory in named))
+        tile = tile_of(spec)
+        names = ["x_ptr", *(f"{part}_{name}" for plan, part in named for name in plan.names[1:])]
+        sites = [f"{part}_{name}" for part in PARTS for name in SITES]
+        seen = {f"{part}_{name}": dtype for plan, part in named for name, dtype in plan.seen.items()}
+        numbers = {"rows": x.shape[0], "columns": x.shape[1], "stride_r": x.stride(0), "stride_c": 1, **tile.constants}
+        grid = (max(1, ceil_div(x.shape[1], tile.units * UNIT)) * max(1, ceil_div(x.shape[0], tile.rows)),)
+        kernel = _kernel(spec, self.plans[0].target)
+        return Bound(kernel, grid, x.device, names, sites, numbers, seen, **tile.options)
+
+
 def _oriented(spec: KernelSpec, memory: str) -> KernelSpec:
     """The specification as if its operand lay so: that of a single row or column could be either."""
-    return KernelSpec(**{name: getattr(spec, name) for name in spec.__dataclass_fields__} | {"memory": memory})
+    return dataclasses.replace(spec, memory=memory)
 
 
 @cache
-def _bound(spec: BothSpec, target: Target) -> tuple[Bound, Tile]:
-    tile = tile_of(spec)
-    return Bound(build(source(spec, target)), **tile.options), tile
+def _kernel(spec: BothSpec, target: Target) -> Any:
+    return build(source(spec, target))

@@ -6,21 +6,22 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fp4.runtime.files import write_whole
-from fp4.runtime.layout import Size
+from fp4.runtime.rng import MASK
 
 # No product and sum contracted into one rounding, and no denormal flushed by the device library's ceil and floor.
 COMPILE_OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
-KINDS = 1024  # of arguments that a kernel keeps
+DIRECT = ("3.6.", "3.7.")  # Triton's versions whose compiled kernels are run without its own look-ups
+SIGN = 1 << 31
 
 
 def require_triton() -> None:
@@ -54,33 +55,92 @@ def build(text: str) -> Any:
     return module.kernel
 
 
-class Bound:
-    """A Triton kernel, and what it was compiled to for each kind of arguments.
+class Output(NamedTuple):
+    """A tensor that a launch allocates. seen: the dtype as which the kernel sees it, where it is not its own."""
 
-    Triton looks its arguments over at every call: integers that are 1 or a multiple of 16, pointers that are aligned. Here
-    equal integers and equal alignments find the compiled kernel at once. options: of the compilation.
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    seen: torch.dtype | None = None
+    zero: bool = False
+
+    def maker(self, device: torch.device) -> Any:
+        return partial(torch.zeros if self.zero else torch.empty, self.shape, dtype=self.dtype, device=device)
+
+
+class Bound:
+    """A Triton kernel with all its arguments but tensors and draw sites, which a call gives.
+
+    Triton looks its arguments over at every launch: integers that are 1 or a multiple of 16, pointers that are aligned. Here
+    integers do not change, so equal alignments find the compiled kernel at once, and tensors are passed as addresses: they
+    must lie on `device`. tensors, sites: names of a call's arguments, in their order; a name that the kernel has not is left
+    out. numbers: the other arguments. seen: the dtype as which the kernel sees a contiguous tensor, where it is not its own.
+    options: of the compilation.
     """
 
-    def __init__(self, kernel: Any, **options: Any) -> None:
-        self.kernel = kernel
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        device: torch.device,
+        tensors: Sequence[str],
+        sites: Sequence[str],
+        numbers: Mapping[str, Any],
+        seen: Mapping[str, torch.dtype],
+        **options: Any,
+    ) -> None:
+        self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
+        self.index = device.index if device.type == "cuda" else None
+        self.seen = [seen.get(name) for name in tensors]
+        self.numbers = tuple(numbers.values())
         self.options = {**options, **COMPILE_OPTIONS}
-        self.names: list[str] = kernel.arg_names
-        self.plain = [name for name in self.names if not name.endswith("site")]  # those that Triton specializes for
-        self.compiled: dict[Any, Any] = {}
+        given = [*tensors, *sites, *numbers]
+        self.order = itemgetter(*(given.index(name) for name in kernel.arg_names))
+        self.compiled: dict[tuple[int, ...], _Compiled] = {}
 
-    def __call__(self, grid: tuple[Size, ...], device: torch.device, arguments: Mapping[str, Any]) -> Any:
-        """Launch on the device's current stream; returns the compiled kernel."""
-        grid = (*grid, 1, 1)[:3]
-        same = device.type != "cuda" or device.index == torch.cuda.current_device()
-        with nullcontext() if same else torch.cuda.device(device):
-            key = (device.index, *(v.data_ptr() & 15 if isinstance(v := arguments[n], Tensor) else v for n in self.plain))
-            found = self.compiled.get(key)
-            if found is None:
-                found = self.kernel[grid](**{name: arguments[name] for name in self.names}, **self.options)
-                if found is not None:  # the interpreter compiles nothing
-                    if len(self.compiled) == KINDS:
-                        self.compiled.clear()
-                    self.compiled[key] = found
-            else:
-                found[grid](*[arguments[name] for name in self.names])
-        return found
+    def __call__(self, tensors: Sequence[Tensor], sites: Sequence[int] = ()) -> Any:
+        """Launch on the device's current stream; returns the compiled kernel, None under the interpreter.
+
+        sites: of 32 bits; their bits are passed as an int32.
+        """
+        if self.index is not None and self.index != torch.cuda.current_device():
+            with torch.cuda.device(self.index):
+                return self(tensors, sites)
+        words = [((site & MASK) ^ SIGN) - SIGN for site in sites]
+        places = [t.data_ptr() for t in tensors]
+        alignments = tuple([place & 15 for place in places])
+        found = self.compiled.get(alignments)
+        if found is None:
+            return self.first(tensors, words, alignments)
+        found.launch(self.grid, self.order((*places, *words, *self.numbers)))
+        return found.kernel
+
+    def first(self, tensors: Sequence[Tensor], words: Sequence[int], alignments: tuple[int, ...]) -> Any:
+        """A launch by way of Triton, which compiles."""
+        typed = [t if seen is None else t.view(-1).view(seen) for t, seen in zip(tensors, self.seen, strict=True)]
+        arguments = zip(self.kernel.arg_names, self.order((*typed, *words, *self.numbers)), strict=True)
+        kernel = self.kernel[self.grid](**dict(arguments), **self.options)
+        if kernel is not None:  # the interpreter compiles nothing
+            self.compiled[alignments] = _Compiled(kernel, self.index or 0)
+        return kernel
+
+
+class _Compiled:
+    """A ``triton.compiler.CompiledKernel`` and what it asks Triton for at each launch."""
+
+    def __init__(self, kernel: Any, index: int) -> None:
+        import triton
+
+        self.kernel, self.index = kernel, index
+        self.hooks = triton.knobs.runtime
+        self.direct = triton.__version__.startswith(DIRECT)
+        self.stream = triton.runtime.driver.active.get_current_stream
+        self.run, self.function, self.metadata = kernel.run, kernel.function, kernel.packed_metadata
+
+    def launch(self, grid: tuple[int, ...], arguments: Sequence[Any]) -> None:
+        """On the current stream. What ``kernel[grid](*arguments)`` does for a profiler's hooks, it does where there are any."""
+        hooks = self.hooks
+        if not self.direct or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            self.kernel[grid](*arguments)
+        else:
+            self.run(*grid, self.stream(self.index), self.function, self.metadata, None, None, None, *arguments)

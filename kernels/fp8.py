@@ -5,15 +5,18 @@ Half a byte an element in, a byte out. The tensor's largest scale is read from m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fp4.kernels.build import Output
 from fp4.kernels.codegen import GENERATORS
+from fp4.kernels.launch import Plan, planned
 from fp4.kernels.packed import PackedKernel, PackedSpec
 from fp4.kernels.quantize import OUTPUT
-from fp4.kernels.requantize import Packed, PackedRun
+from fp4.kernels.requantize import PackedRun, readable_tensors
 from fp4.runtime import fp8
 from fp4.runtime.fp8 import NAN_SCALE, REACH
 from fp4.runtime.spec import MXFP4, Quantizer, SpecError
@@ -83,6 +86,17 @@ def fp8_spec(q: Quantizer, dtype: str) -> Fp8Spec:
 
 class _Fp8Run(PackedRun):
     kind = Fp8Spec
+    inputs = ("packed_ptr", "packed_scales_ptr", "top_ptr", "outside_ptr")
+
+    def __init__(self, tensors: Sequence[Tensor], source: Quantizer, columns: int) -> None:
+        super().__init__(tensors[:2], source, columns, torch.float32, False, None, None, None)
+        if any(t.device != self.device for t in tensors):
+            raise ValueError(f"fp8 operand: tensors on {[str(t.device) for t in tensors]}; move them to one device")
+        self.inputs = type(self).inputs
+
+    def moved(self, dtype: torch.dtype) -> Plan:
+        outputs = [self.values(dtype, self.numbers["columns"]), Output("factor_ptr", (), torch.float32)]
+        return self.plan("values", outputs, dtype=OUTPUT[dtype])
 
 
 def operand(
@@ -90,13 +104,9 @@ def operand(
 ) -> tuple[Tensor, Tensor]:
     """Values and factor of ``runtime.fp8.operand``, on a CUDA device. counter: int64 (2,), to which the count of elements
     outside the reach and that of all elements are added."""
-    width = 2 * codes.shape[1]
-    run = _Fp8Run(Packed(codes, scales, None, MXFP4(block=q.block), width, torch.float32, transposed=False), None)
-    y = torch.empty((codes.shape[0], width), dtype=dtype, device=codes.device)
-    factor = torch.empty((), dtype=torch.float32, device=codes.device)
-    pointers = {"y_ptr": y.view(torch.uint8), "top_ptr": top, "factor_ptr": factor, "outside_ptr": counter}
-    run("values", dtype=OUTPUT[dtype], **pointers)
-    return y, factor
+    tensors = (*readable_tensors(codes, scales, None), top, counter)
+    plan = planned(_Fp8Run, "moved", tensors, (MXFP4(block=q.block), 2 * codes.shape[1]), (dtype,))
+    return tuple(plan(tensors))
 
 
 def mm(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4.kernels import fp8 as kernels
 from fp4.kernels import fp8_blocks
 from fp4.runtime import counters, fp8, ops, reference
 from fp4.runtime.layout import Size, ceil_div
@@ -24,9 +25,7 @@ def _fp8_operand(
     q = ops.quantizer(quantizer)
     counter = counters.counter(name, codes.device)
     if codes.device.type == "cuda":
-        from fp4.kernels.fp8 import operand
-
-        return operand(codes, scales, top, q, dtype, counter)
+        return kernels.operand(codes, scales, top, q, dtype, counter)
     values, factor, outside = fp8.operand(codes, scales, top, q, dtype)
     counter += torch.stack([outside, outside.new_full((), values.numel())])
     return values.contiguous(), factor
@@ -42,9 +41,7 @@ def _fp8_mm(
     a: Tensor, b: Tensor, a_factor: Tensor, b_factor: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     if a.device.type == "cuda":
-        from fp4.kernels.fp8 import mm
-
-        return mm(a, b, a_factor, b_factor, alpha, bias, dtype)
+        return kernels.mm(a, b, a_factor, b_factor, alpha, bias, dtype)
     return fp8.mm(a, b, a_factor, b_factor, alpha, bias, dtype)
 
 

@@ -6,15 +6,18 @@ and read where the unit is in registers; the rotated operand and the masked grad
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fp4.kernels.build import Output
 from fp4.kernels.codegen import GENERATORS, Kernel
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.quantize import INPUT, OUTPUT, Run
+from fp4.kernels.launch import Plan, planned
+from fp4.kernels.quantize import INPUT, OUTPUT, Run, draws
 from fp4.runtime.formats import E2M1_MAX
 from fp4.runtime.layout import ceil_div
 from fp4.runtime.spec import MXFP4, Quantizer, Rotation, SpecError
@@ -105,41 +108,38 @@ GENERATORS[UnrotateSpec] = UnrotateKernel
 
 class _MaskedRun(Run):
     def spec(self, **fields: Any) -> KernelSpec:
-        plain = super().spec(**fields)
-        return MaskedSpec(**{name: getattr(plain, name) for name in plain.__dataclass_fields__})
+        return MaskedSpec(**fields)
 
-    def read(self) -> dict[str, Any]:
-        return {"mask_ptr": self.mask.view(-1).view(torch.int16)}
-
-    def masked(self, native_draws: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def masked(self, native_draws: bool) -> Plan:
+        """As `packed`, and the mask."""
         assert self.q is not None
         width = ceil_div(self.width, self.q.block[1]) * self.q.block[1]
-        self.mask = torch.empty((self.rows, width // 8), dtype=torch.uint8, device=self.x.device)
-        return (*self.packed(None, False, native_draws), self.mask)
+        mask = Output("mask_ptr", (self.rows, width // 8), torch.uint8, torch.int16)
+        outputs = [self.codes(), self.scales(False), self.tensor_scale(), mask]
+        return self.plan("packed", outputs, native_draws=native_draws)
 
 
 class _UnrotateRun(Run):
-    mask: Tensor | None = None
+    """Of a gradient and, where there is one, a mask."""
+
+    inputs: tuple[str, ...] = ("x_ptr", "mask_ptr")
+    seen = {"mask_ptr": torch.int16}  # noqa: RUF012
+
+    def __init__(self, tensors: Sequence[Tensor], rotation: Rotation, seeds: int | None) -> None:
+        y, *mask = tensors
+        if any(m.device != y.device for m in mask):
+            raise ValueError(f"unrotate: y on {y.device}, the mask on {mask[0].device}; move it")
+        super().__init__((y,), None, rotation, seeds)
+        self.inputs = self.inputs[: len(tensors)]
+        self.fields |= {"masked": bool(mask)}
+        self.numbers |= {"mask_stride": mask[0].shape[1] // 2 if mask else 0}
 
     def spec(self, **fields: Any) -> KernelSpec:
-        plain = super().spec(**fields)
-        values = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
-        return UnrotateSpec(**values, masked=self.mask is not None)
+        return UnrotateSpec(**fields)
 
-    def read(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"kept_columns": self.kept}
-        if self.mask is not None:
-            found |= {"mask_ptr": self.mask.view(-1).view(torch.int16), "mask_stride": self.mask.shape[1] // 2}
-        return found
-
-    def unrotated(self, columns: int, dtype: torch.dtype, mask: Tensor | None) -> Tensor:
-        self.kept = columns
-        if mask is not None:
-            mask = mask.contiguous()
-            self.mask = mask if mask.data_ptr() % 2 == 0 else mask.clone()
-        y = torch.empty((self.rows, columns), dtype=dtype, device=self.x.device)
-        self("rotated", dtype=OUTPUT[dtype], y_ptr=y)
-        return y
+    def unrotated(self, columns: int, dtype: torch.dtype) -> Plan:
+        self.numbers |= {"kept_columns": columns}
+        return self.plan("rotated", [self.values(dtype, columns)], dtype=OUTPUT[dtype])
 
 
 def quantize(
@@ -158,7 +158,8 @@ def quantize(
     """
     if not maskable(q):
         raise SpecError(f"clip_mask: {q} is not MXFP4 of prescale 1, whose scale is the power of two compared with")
-    return _MaskedRun(x, q, rotation, seed, site, signs_site).masked(native_draws)
+    plan = planned(_MaskedRun, "masked", (x,), (q, rotation, draws(seed)), (native_draws,))
+    return tuple(plan((x,), None, seed, site, site if signs_site is None else signs_site))
 
 
 def unrotate(
@@ -180,4 +181,9 @@ def unrotate(
         raise TypeError(f"unrotate: {y.dtype} to {dtype}; write torch.bfloat16 or torch.float32")
     if mask is not None and mask.shape[1] % 2:
         raise ValueError(f"unrotate: a mask of {mask.shape[1]} bytes a row; pass whole blocks, as clip_mask returns them")
-    return _UnrotateRun(y, None, rotation, seed, site, site).unrotated(columns, dtype, mask)
+    tensors: tuple[Tensor, ...] = (y,)
+    if mask is not None:
+        mask = mask.contiguous()
+        tensors = (y, mask.clone() if mask.data_ptr() % 2 else mask)
+    plan = planned(_UnrotateRun, "unrotated", tensors, (rotation, draws(seed)), (columns, dtype))
+    return plan(tensors, None, seed, site, site)[0]

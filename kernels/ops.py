@@ -1,6 +1,7 @@
 """Ops of the ``fp4::`` namespace that are one generated kernel on a GPU: what ``lower_emulated`` puts into a graph.
 
-On any other device they are the oracle's functions, one after the other.
+On any other device they are the oracle's functions, one after the other. The kernels' functions are registered for CUDA alone,
+so no call asks where its operand lies.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4.kernels import masks, requantize
+from fp4.kernels import quantize as kernels
 from fp4.runtime import ops, reference
 from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, Size, ceil_div, swizzle_rows
 from fp4.runtime.spec import Quantizer, Rotation
@@ -40,11 +43,6 @@ def _rotate_quantize(
     swizzled: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, r = _specs(quantizer, rotation)
-    if x.device.type == "cuda":
-        from fp4.kernels.quantize import quantize
-
-        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
-        return quantize(x, q, amax=amax, rotation=r, swizzled=swizzled, **draws)
     codes, scales, tensor_scale = reference.quantize(_rotated(x, r, seed, signs_site), q, amax, seed, site, native_draws)
     if swizzled:
         scales = swizzle_rows(scales, codes.shape[0], q.block[0])
@@ -63,11 +61,6 @@ def _fake_quantize(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     q, r = _specs(quantizer, rotation)
-    if x.device.type == "cuda":
-        from fp4.kernels.quantize import fake_quantize
-
-        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
-        return fake_quantize(x, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, **draws)
     y = _rotated(x, r, seed, signs_site)
     values, scales, _, _, tensor_scale = reference.quantize_values(y, q, amax, seed, site, native_draws)
     if q.outer:  # their scales are in the values alone
@@ -77,10 +70,6 @@ def _fake_quantize(
 
 
 def _rotated_amax(x: Tensor, rotation: str, seed: Tensor | None, signs_site: int) -> Tensor:
-    if x.device.type == "cuda":
-        from fp4.kernels.quantize import amax
-
-        return amax(x, rotation=ops.rotation(rotation), seed=seed, signs_site=signs_site)
     return reference.amax(_rotated(x, ops.rotation(rotation), seed, signs_site))
 
 
@@ -140,10 +129,6 @@ def _decoded(
 
 
 def _decode(codes: Tensor, scales: Tensor, factor: Tensor | None, source: str, columns: int, dtype: torch.dtype) -> Tensor:
-    if codes.device.type == "cuda":
-        from fp4.kernels.requantize import Packed, decode
-
-        return decode(Packed(codes, scales, factor, ops.quantizer(source), columns, dtype, transposed=False), dtype)
     return _decoded(codes, scales, factor, source, columns, dtype, False).contiguous()
 
 
@@ -167,13 +152,6 @@ def _requantize(
     signs_site: int,
     native_draws: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if codes.device.type == "cuda":
-        from fp4.kernels.requantize import Packed, requantize
-
-        packed = Packed(codes, scales, factor, ops.quantizer(source), columns, decoded, transposed)
-        q, r = _specs(quantizer, rotation)
-        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
-        return requantize(packed, q, amax=amax, rotation=r, **draws)
     x = _decoded(codes, scales, factor, source, columns, decoded, transposed)
     return _rotate_quantize(x, amax, quantizer, rotation, seed, site, signs_site, native_draws)
 
@@ -195,13 +173,6 @@ def _fake_requantize(
     native_draws: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    if codes.device.type == "cuda":
-        from fp4.kernels.requantize import Packed, fake_requantize
-
-        packed = Packed(codes, scales, factor, ops.quantizer(source), columns, decoded, transposed)
-        q, r = _specs(quantizer, rotation)
-        draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
-        return fake_requantize(packed, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, **draws)
     x = _decoded(codes, scales, factor, source, columns, decoded, transposed)
     return _fake_quantize(x, amax, quantizer, rotation, seed, site, signs_site, native_draws, dtype)
 
@@ -217,10 +188,6 @@ def _quantize_masked(
     native_draws: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, r = _specs(quantizer, rotation)
-    if x.device.type == "cuda":
-        from fp4.kernels.masks import quantize
-
-        return quantize(x, q, rotation=r, seed=seed, site=site, signs_site=signs_site, native_draws=native_draws)
     y = _rotated(x, r, seed, signs_site)
     codes, scales, tensor_scale = reference.quantize(y, q, amax, seed, site, native_draws)
     mask = reference.clip_mask(y, scales, q)
@@ -239,10 +206,6 @@ def _unrotate_masked(
     y: Tensor, mask: Tensor | None, rotation: str, seed: Tensor | None, site: int, columns: int, dtype: torch.dtype
 ) -> Tensor:
     r = ops.rotation(rotation)
-    if y.device.type == "cuda":
-        from fp4.kernels.masks import unrotate
-
-        return unrotate(y, r, columns=columns, dtype=dtype, mask=mask, seed=seed, site=site)
     if mask is not None:
         y = reference.apply_mask(y, mask)
     return reference.unrotate(y, r, seed, site, columns, dtype).contiguous()
@@ -265,6 +228,127 @@ def _requantize_fake(*arguments: Any) -> Any:
 
 def _fake_requantize_fake(*arguments: Any) -> Any:
     return _fake_quantize_fake(_decoded_fake(*arguments[:7]), *arguments[7:])
+
+
+# -- on a GPU
+
+
+def _rotate_quantize_cuda(
+    x: Tensor,
+    amax: Tensor | None,
+    quantizer: str,
+    rotation: str,
+    seed: Tensor | None,
+    site: int,
+    signs_site: int,
+    native_draws: bool,
+    swizzled: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, r = _specs(quantizer, rotation)
+    draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
+    return kernels.quantize(x, q, amax=amax, rotation=r, swizzled=swizzled, **draws)
+
+
+def _fake_quantize_cuda(
+    x: Tensor,
+    amax: Tensor | None,
+    quantizer: str,
+    rotation: str,
+    seed: Tensor | None,
+    site: int,
+    signs_site: int,
+    native_draws: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    q, r = _specs(quantizer, rotation)
+    draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
+    return kernels.fake_quantize(x, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, **draws)
+
+
+def _rotated_amax_cuda(x: Tensor, rotation: str, seed: Tensor | None, signs_site: int) -> Tensor:
+    return kernels.amax(x, rotation=ops.rotation(rotation), seed=seed, signs_site=signs_site)
+
+
+def _decode_cuda(codes: Tensor, scales: Tensor, factor: Tensor | None, source: str, columns: int, dtype: torch.dtype) -> Tensor:
+    packed = requantize.Packed(codes, scales, factor, ops.quantizer(source), columns, dtype, transposed=False)
+    return requantize.decode(packed, dtype)
+
+
+def _requantize_cuda(
+    codes: Tensor,
+    scales: Tensor,
+    factor: Tensor | None,
+    source: str,
+    columns: int,
+    decoded: torch.dtype,
+    transposed: bool,
+    amax: Tensor | None,
+    quantizer: str,
+    rotation: str,
+    seed: Tensor | None,
+    site: int,
+    signs_site: int,
+    native_draws: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    packed = requantize.Packed(codes, scales, factor, ops.quantizer(source), columns, decoded, transposed)
+    q, r = _specs(quantizer, rotation)
+    draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
+    return requantize.requantize(packed, q, amax=amax, rotation=r, **draws)
+
+
+def _fake_requantize_cuda(
+    codes: Tensor,
+    scales: Tensor,
+    factor: Tensor | None,
+    source: str,
+    columns: int,
+    decoded: torch.dtype,
+    transposed: bool,
+    amax: Tensor | None,
+    quantizer: str,
+    rotation: str,
+    seed: Tensor | None,
+    site: int,
+    signs_site: int,
+    native_draws: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    packed = requantize.Packed(codes, scales, factor, ops.quantizer(source), columns, decoded, transposed)
+    q, r = _specs(quantizer, rotation)
+    draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
+    return requantize.fake_requantize(packed, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, **draws)
+
+
+def _quantize_masked_cuda(
+    x: Tensor,
+    amax: Tensor | None,
+    quantizer: str,
+    rotation: str,
+    seed: Tensor | None,
+    site: int,
+    signs_site: int,
+    native_draws: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, r = _specs(quantizer, rotation)
+    return masks.quantize(x, q, rotation=r, seed=seed, site=site, signs_site=signs_site, native_draws=native_draws)
+
+
+def _unrotate_masked_cuda(
+    y: Tensor, mask: Tensor | None, rotation: str, seed: Tensor | None, site: int, columns: int, dtype: torch.dtype
+) -> Tensor:
+    return masks.unrotate(y, ops.rotation(rotation), columns=columns, dtype=dtype, mask=mask, seed=seed, site=site)
+
+
+KERNELS: dict[str, Any] = {
+    "rotate_quantize": _rotate_quantize_cuda,
+    "fake_quantize": _fake_quantize_cuda,
+    "rotated_amax": _rotated_amax_cuda,
+    "decode": _decode_cuda,
+    "requantize": _requantize_cuda,
+    "fake_requantize": _fake_requantize_cuda,
+    "quantize_masked": _quantize_masked_cuda,
+    "unrotate_masked": _unrotate_masked_cuda,
+}
 
 
 for _name, _schema, _impl, _fake in (
@@ -299,4 +383,5 @@ for _name, _schema, _impl, _fake in (
 ):
     LIBRARY.define(_name + _schema)
     LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
+    LIBRARY.impl(_name, KERNELS[_name], "CUDA")
     torch.library.register_fake(f"fp4::{_name}", _fake, lib=LIBRARY)

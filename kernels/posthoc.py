@@ -7,16 +7,17 @@ Decoded output is a third pass over codes and scales, half a byte an element rea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fp4.kernels.build import Bound, build
+from fp4.kernels.build import Bound, Output, build
 from fp4.kernels.helpers import HELPERS, used
 from fp4.runtime.formats import E4M3_HEADROOM_MAX, E4M3_MAX, SCALE_FORMATS
-from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, ceil_div
+from fp4.runtime.layout import ceil_div
 from fp4.runtime.reference import POSTHOC_MASK
 from fp4.runtime.rng import STREAM_SCALE
 from fp4.runtime.rounding import nan_code
@@ -103,66 +104,53 @@ def fp4_posthoc_scales(
     return "\n\n\n".join((head, functions, kernel, "kernel = fp4_posthoc_scales")) + "\n"
 
 
-def packed(run: Run, swizzled: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, block scales and tensor scale of the run's operand, in two passes."""
-    q, device = run.q, run.x.device
-    assert isinstance(q, NVFP4)
-    assert run.seed is not None
-    units = ceil_div(run.width, q.block[1])
-    codes = torch.empty((run.rows, units * q.block[1] // 2), dtype=torch.uint8, device=device)
-    wide = torch.empty((run.rows, units), dtype=torch.float32, device=device)
-    largest = torch.zeros((), dtype=torch.float32, device=device)
-    run("packed", codes_ptr=codes.view(-1).view(torch.int64), wide_ptr=wide, wide_amax_ptr=largest.view(torch.int32))
-    if swizzled:
-        size = ceil_div(run.rows, TILE_ROWS) * ceil_div(units, TILE_COLUMNS) * TILE_BYTES
-        scales = torch.zeros((size,), dtype=torch.uint8, device=device)
-    else:
-        scales = torch.empty((run.rows, units), dtype=torch.uint8, device=device)
-    tensor_scale = torch.empty((), dtype=torch.float32, device=device)
-    second_pass(q, wide, largest, scales, tensor_scale, run.seed, run.site, swizzled)
-    return codes, scales, tensor_scale
+class Packed:
+    """The plan of codes, block scales and tensor scale, in two passes; called as a ``launch.Plan``."""
 
+    def __init__(self, run: Run, swizzled: bool) -> None:
+        q, (rows, width) = run.q, (run.rows, run.width)
+        assert isinstance(q, NVFP4)
+        units = ceil_div(width, q.block[1])
+        wide = Output("wide_ptr", (rows, units), torch.float32)
+        largest = Output("wide_amax_ptr", (), torch.float32, torch.int32, zero=True)
+        self.first = run.plan("packed", [run.codes(), wide, largest])
+        outputs = [run.scales(swizzled), Output("tensor_scale_ptr", (), torch.float32)]
+        self.makers = [output.maker(run.device) for output in outputs]
+        numbers = {"rows": rows, "units": units, "N": PER_PROGRAM, "FOURS": rows * units % 4 == 0}
+        grid = (max(1, ceil_div(rows * units, PER_PROGRAM)),)
+        names = ["wide_ptr", "wide_amax_ptr", "scales_ptr", "tensor_scale_ptr", "seed_ptr"]
+        self.second = Bound(_second(q, swizzled, run.seeds == 3), grid, run.device, names, ["site"], numbers, {}, num_warps=4)
 
-def second_pass(
-    q: NVFP4,
-    wide: Tensor,
-    largest: Tensor,
-    scales: Tensor,
-    tensor_scale: Tensor,
-    seed: Tensor,
-    site: int,
-    swizzled: bool = False,
-) -> Any:
-    """Launch the second pass: from `wide` (rows, units) FP32 and its maximum into `scales` and `tensor_scale`."""
-    bound = _second(q, swizzled, seed.numel() == 3)
-    rows, units = wide.shape
-    arguments = {
-        "wide_ptr": wide,
-        "wide_amax_ptr": largest,
-        "scales_ptr": scales,
-        "tensor_scale_ptr": tensor_scale,
-        "seed_ptr": seed.to(wide.device),
-        "rows": rows,
-        "units": units,
-        "site": site,
-        "N": PER_PROGRAM,
-        "FOURS": rows * units % 4 == 0,
-    }
-    return bound((max(1, ceil_div(rows * units, PER_PROGRAM)),), wide.device, arguments)
+    def __call__(
+        self, tensors: Sequence[Tensor], amax: Tensor | None, seed: Tensor | None, site: int, signs_site: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert seed is not None
+        seed = seed.to(self.first.device)
+        codes, wide, largest = self.first(tensors, None, seed, site, signs_site)
+        scales, tensor_scale = (make() for make in self.makers)
+        self.second([wide, largest, scales, tensor_scale, seed], (site,))
+        return codes, scales, tensor_scale
 
 
 @cache
-def _second(q: NVFP4, swizzled: bool, located: bool) -> Bound:
-    return Bound(build(second_source(q, swizzled, located)), num_warps=4)
+def _second(q: NVFP4, swizzled: bool, located: bool) -> Any:
+    return build(second_source(q, swizzled, located))
 
 
-def decoded(run: Run, dtype: torch.dtype, scaled: bool) -> tuple[Tensor, Tensor]:
-    """Decoded values and tensor scale of the run's operand, in three passes."""
-    from fp4.kernels.requantize import Packed, decode
+class Decoded:
+    """The plan of decoded values and tensor scale, in three passes."""
 
-    q = run.q
-    assert q is not None
-    codes, scales, tensor_scale = packed(run, False)
-    factor = tensor_scale if scaled else None
-    operand = Packed(codes, scales, factor, q, int(run.width), torch.float32, transposed=False)
-    return decode(operand, dtype), tensor_scale
+    def __init__(self, run: Run, dtype: torch.dtype, scaled: bool) -> None:
+        self.packed, self.dtype, self.scaled = Packed(run, False), dtype, scaled
+        self.q, self.width = run.q, run.width
+
+    def __call__(
+        self, tensors: Sequence[Tensor], amax: Tensor | None, seed: Tensor | None, site: int, signs_site: int
+    ) -> tuple[Tensor, Tensor]:
+        from fp4.kernels import requantize
+
+        assert self.q is not None
+        codes, scales, tensor_scale = self.packed(tensors, amax, seed, site, signs_site)
+        factor = tensor_scale if self.scaled else None
+        operand = requantize.Packed(codes, scales, factor, self.q, self.width, torch.float32, transposed=False)
+        return requantize.decode(operand, self.dtype), tensor_scale

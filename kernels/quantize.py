@@ -8,19 +8,19 @@ Results equal the oracle's bit for bit.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fp4.kernels import posthoc
-from fp4.kernels.build import require_triton
+from fp4.kernels.build import Output, require_triton
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.launch import launch
+from fp4.kernels.launch import Plan, planned
+from fp4.kernels.launch import launch as launch  # for benchmarks/gpu_kernels.py
 from fp4.kernels.target import target_of
 from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, ceil_div
-from fp4.runtime.rng import MASK
 from fp4.runtime.spec import NVFP4, Quantizer, Rotation, SpecError
 
 INPUT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -54,7 +54,8 @@ def quantize(
 
     Raises SpecError for a missing seed, TypeError for another dtype, TargetError for a device that cannot.
     """
-    return Run(x, q, rotation, seed, site, signs_site).packed(amax, swizzled, native_draws)
+    plan = planned(Run, "packed", (x,), (q, rotation, draws(seed)), (swizzled, native_draws))
+    return tuple(plan((x,), amax, seed, site, site if signs_site is None else signs_site))
 
 
 def fake_quantize(
@@ -76,7 +77,8 @@ def fake_quantize(
     the values alone, and the second result is FP32 of shape (0,). dtype: BF16 or FP32; or, for
     MXFP4 without `scaled`, E4M3 or E5M2, saturating where the value is out of range. The rest as `quantize`.
     """
-    return Run(x, q, rotation, seed, site, signs_site).decoded(dtype, scaled, amax, native_draws)
+    plan = planned(Run, "decoded", (x,), (q, rotation, draws(seed)), (dtype, scaled, native_draws))
+    return tuple(plan((x,), amax, seed, site, site if signs_site is None else signs_site))
 
 
 def amax(x: Tensor, *, rotation: Rotation | None = None, seed: Tensor | None = None, signs_site: int = 0) -> Tensor:
@@ -84,153 +86,124 @@ def amax(x: Tensor, *, rotation: Rotation | None = None, seed: Tensor | None = N
 
     A maximum has no order, so the result is the same at every run.
     """
-    return Run(x, None, rotation, seed, signs_site, signs_site).amax()
+    plan = planned(Run, "amax", (x,), (None, rotation, draws(seed)))
+    return plan((x,), None, seed, signs_site, signs_site)[0]
 
 
 def rotate(x: Tensor, rotation: Rotation, *, seed: Tensor | None = None, site: int = 0) -> Tensor:
     """x diag(signs) H_n / sqrt(n), as ``reference.rotate``: (R, C) to (R, C padded to n), BF16 or FP32 as the rotation says."""
-    return Run(x, None, rotation, seed, site, site).rotated()
+    plan = planned(Run, "rotated", (x,), (None, rotation, draws(seed)))
+    return plan((x,), None, seed, site, site)[0]
+
+
+def draws(seed: Tensor | None) -> int | None:
+    """What a plan depends on of a seed: its elements, or that there is none."""
+    return None if seed is None else seed.numel()
 
 
 class Run:
-    """One operand (rows, columns) and what is done to it; each method launches a kernel and returns its results.
+    """One kind of operand (rows, columns) and what is done to it; each method makes the plan of a kernel.
 
-    `packed.PackedRun` is one whose operand is read from codes.
+    `requantize.PackedRun` is one whose operand is read from codes.
     """
 
-    def __init__(
-        self, x: Tensor, q: Quantizer | None, rotation: Rotation | None, seed: Tensor | None, site: int, signs_site: int | None
-    ) -> None:
+    inputs: tuple[str, ...] = ("x_ptr",)
+    seen: dict[str, torch.dtype] = {}  # noqa: RUF012
+
+    def __init__(self, tensors: Sequence[Tensor], q: Quantizer | None, rotation: Rotation | None, seeds: int | None) -> None:
+        (x,) = tensors
         if x.dim() != 2:
             raise ValueError(f"x has {x.dim()} dimensions; flatten it to (rows, contracted dimension)")
         if x.dtype not in INPUT:
             raise TypeError(f"x is {x.dtype}; write x.float() for FP32, or pass bfloat16 or float16")
-        self.x = x
-        self.prepare(x.shape[0], x.shape[1], q, rotation, seed, site, signs_site)
+        columns = x.stride(0) == 1 and x.stride(1) != 1 and x.shape[1] > 1
+        self.fields: dict[str, Any] = {"memory": "columns" if columns else "rows", "input": INPUT[x.dtype]}
+        self.numbers = {"rows": x.shape[0], "columns": x.shape[1], "stride_r": x.stride(0), "stride_c": x.stride(1)}
+        self.prepare(x.device, q, rotation, seeds)
 
-    def prepare(
-        self,
-        rows: int,
-        columns: int,
-        q: Quantizer | None,
-        rotation: Rotation | None,
-        seed: Tensor | None,
-        site: int,
-        signs_site: int | None,
-    ) -> None:
+    def prepare(self, device: torch.device, q: Quantizer | None, rotation: Rotation | None, seeds: int | None) -> None:
         require_triton()
         random = next((s for s in (q, rotation) if s is not None and s.needs_seed), None)
-        if random is not None and seed is None:
+        if random is not None and seeds is None:
             raise SpecError(f"{random} draws random numbers; pass seed, an int64 tensor of one element")
-        self.rows, self.columns, self.q, self.rotation, self.seed = rows, columns, q, rotation, seed
-        self.site, self.signs_site = site & MASK, (site if signs_site is None else signs_site) & MASK
+        self.device, self.q, self.rotation, self.seeds = device, q, rotation, seeds
+        self.rows, columns = self.numbers["rows"], self.numbers["columns"]
         self.width = columns if rotation is None else ceil_div(columns, rotation.size) * rotation.size
-        self.target = target_of(self.x.device)
+        self.target = target_of(device)
 
-    def packed(self, amax: Tensor | None, swizzled: bool, native_draws: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def packed(self, swizzled: bool, native_draws: bool = False) -> Any:
         """Codes, block scales, tensor scale."""
-        q, device = self.q, self.x.device
+        q = self.q
         assert q is not None
         if isinstance(q, NVFP4) and q.posthoc:
-            return posthoc.packed(self, swizzled)
-        row_blocks, column_blocks = ceil_div(self.rows, q.block[0]), ceil_div(self.width, q.block[1])
-        bytes_per_row = column_blocks * (q.block[1] // 2 if q.packed else q.block[1])
-        codes = torch.empty((self.rows, bytes_per_row), dtype=torch.uint8, device=device)
-        if swizzled:
-            size = ceil_div(self.rows, TILE_ROWS) * ceil_div(column_blocks, TILE_COLUMNS) * TILE_BYTES
-            scales = torch.zeros((size,), dtype=torch.uint8, device=device)
-        else:
-            scale_dtype = torch.float32 if q.scale_format == "fp32" else torch.uint8
-            scales = torch.empty((row_blocks, column_blocks), dtype=scale_dtype, device=device)
-        words = {16: torch.int64, 8: torch.int32}[min(16, q.block[1])] if q.packed else torch.uint8
-        tensor_scale = self.tensor_scale()
-        self(
-            "packed",
-            amax=amax,
-            scale_layout="swizzled" if swizzled else "plain",
-            native_draws=native_draws,
-            codes_ptr=codes.view(-1).view(words),
-            scales_ptr=scales,
-            tensor_scale_ptr=tensor_scale,
-        )
-        return codes, scales, tensor_scale
+            return posthoc.Packed(self, swizzled)
+        codes, scales = self.codes(), self.scales(swizzled)
+        layout = "swizzled" if swizzled else "plain"
+        return self.plan("packed", [codes, scales, self.tensor_scale()], scale_layout=layout, native_draws=native_draws)
 
-    def decoded(
-        self, dtype: torch.dtype, scaled: bool, amax: Tensor | None, native_draws: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def decoded(self, dtype: torch.dtype, scaled: bool, native_draws: bool = False) -> Any:
         """Decoded values, tensor scale; shape (0,) in place of outer scales that are in the values."""
         assert self.q is not None
         if dtype not in OUTPUT:
             raise TypeError(f"fake_quantize: dtype={dtype}; write one of {', '.join(str(d) for d in OUTPUT)}")
         if isinstance(self.q, NVFP4) and self.q.posthoc:
-            return posthoc.decoded(self, dtype, scaled)
-        y = torch.empty((self.rows, self.width), dtype=dtype, device=self.x.device)
+            return posthoc.Decoded(self, dtype, scaled)
         absent = scaled and self.q.has_outer_scale
-        tensor_scale = y.new_empty((0,), dtype=torch.float32) if absent else self.tensor_scale()
-        stored = y.view(torch.uint8) if y.element_size() == 1 else y
-        self(
-            "decoded",
-            amax=amax,
-            dtype=OUTPUT[dtype],
-            scaled=scaled,
-            native_draws=native_draws,
-            y_ptr=stored,
-            tensor_scale_ptr=tensor_scale,
-        )
-        return y, tensor_scale
+        tensor_scale = Output("tensor_scale_ptr", (0,), torch.float32) if absent else self.tensor_scale()
+        outputs = [self.values(dtype, self.width), tensor_scale]
+        return self.plan("decoded", outputs, dtype=OUTPUT[dtype], scaled=scaled, native_draws=native_draws)
 
-    def amax(self) -> Tensor:
+    def amax(self) -> Plan:
         """The (rotated) operand's largest finite magnitude."""
-        result = torch.zeros((), dtype=torch.float32, device=self.x.device)
-        self("amax", amax_ptr=result.view(torch.int32))
-        return result
+        return self.plan("amax", [Output("amax_ptr", (), torch.float32, torch.int32, zero=True)])
 
-    def rotated(self) -> Tensor:
+    def rotated(self) -> Plan:
         assert self.rotation is not None
         dtype = torch.bfloat16 if self.rotation.bf16 else torch.float32
-        y = torch.empty((self.rows, self.width), dtype=dtype, device=self.x.device)
-        self("rotated", dtype=OUTPUT[dtype], y_ptr=y)
-        return y
+        return self.plan("rotated", [self.values(dtype, self.width)], dtype=OUTPUT[dtype])
 
-    def tensor_scale(self) -> Tensor:
-        """Where the kernel writes the tensor scale or the outer scales."""
-        q, device = self.q, self.x.device
+    def values(self, dtype: torch.dtype, columns: int) -> Output:
+        return Output("y_ptr", (self.rows, columns), dtype, torch.uint8 if dtype.itemsize == 1 else None)
+
+    def codes(self) -> Output:
+        q = self.q
         assert q is not None
-        if q.has_outer_scale:
-            return torch.empty((self.rows, ceil_div(self.width, q.outer)), dtype=torch.float32, device=device)
-        return torch.empty((), dtype=torch.float32, device=device)
+        bytes_per_row = ceil_div(self.width, q.block[1]) * (q.block[1] // 2 if q.packed else q.block[1])
+        words = {16: torch.int64, 8: torch.int32}[min(16, q.block[1])] if q.packed else None
+        return Output("codes_ptr", (self.rows, bytes_per_row), torch.uint8, words)
 
-    def __call__(self, output: str, *, amax: Tensor | None = None, **how: Any) -> None:
-        """Launch the kernel of `output`. how: the specification's other fields, and pointers (``..._ptr``)."""
-        quantizes = output in ("packed", "decoded")
-        if quantizes and self.q is not None and self.q.needs_amax:
-            how["amax_ptr"] = (self.amax() if amax is None else amax).to(device=self.x.device, dtype=torch.float32)
-        fields = {name: value for name, value in how.items() if not name.endswith("_ptr")}
-        pointers = {name: value for name, value in how.items() if name.endswith("_ptr")}
+    def scales(self, swizzled: bool) -> Output:
+        q = self.q
+        assert q is not None
+        columns = ceil_div(self.width, q.block[1])
+        if swizzled:
+            size = ceil_div(self.rows, TILE_ROWS) * ceil_div(columns, TILE_COLUMNS) * TILE_BYTES
+            return Output("scales_ptr", (size,), torch.uint8, zero=True)
+        dtype = torch.float32 if q.scale_format == "fp32" else torch.uint8
+        return Output("scales_ptr", (ceil_div(self.rows, q.block[0]), columns), dtype)
+
+    def tensor_scale(self) -> Output:
+        """Where the kernel writes the tensor scale or the outer scales."""
+        assert self.q is not None
+        shape = (self.rows, ceil_div(self.width, self.q.outer)) if self.q.has_outer_scale else ()
+        return Output("tensor_scale_ptr", shape, torch.float32)
+
+    def plan(self, output: str, outputs: Sequence[Output], **fields: Any) -> Plan:
+        """Of the kernel that writes `output`. fields: the specification's others."""
+        q = self.q if output in ("packed", "decoded") else None
         spec = self.spec(
-            quantizer=self.q if quantizes else None,
+            quantizer=q,
             rotation=self.rotation,
             output=output,
             aligned=self.width % 8 == 0,
-            located=quantizes and self.q is not None and self.q.needs_seed and self.seed is not None and self.seed.numel() == 3,
+            located=q is not None and q.needs_seed and self.seeds == 3,
+            **self.fields,
             **fields,
         )
-        self.launch(spec, pointers | self.read())
-
-    def launch(self, spec: KernelSpec, pointers: dict[str, Any]) -> None:
-        launch(spec, self.target, self.x, self.width, self.seed, self.site, self.signs_site, pointers)
+        amax = self.amax() if q is not None and q.needs_amax else None
+        random = (q is not None and q.needs_seed) or (self.rotation is not None and self.rotation.needs_seed)
+        size = self.rows, self.width
+        return Plan(spec, self.target, self.device, size, self.inputs, self.numbers, outputs, self.seen, amax, random)
 
     def spec(self, **fields: Any) -> KernelSpec:
-        x = self.x
-        columns = x.stride(0) == 1 and x.stride(1) != 1 and x.shape[1] > 1
-        return specification(KernelSpec, memory="columns" if columns else "rows", input=INPUT[x.dtype], **fields)
-
-    def read(self) -> dict[str, Any]:
-        """Arguments of the kernel beyond those that follow from `x`: what it reads."""
-        return {}
-
-
-@cache
-def specification(kind: Any, **fields: Any) -> Any:
-    """One specification for equal fields: to make one checks it."""
-    return kind(**fields)
+        return KernelSpec(**fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.launch import Plan, planned
 from fp4.kernels.packed import CODES, PackedSpec, readable
-from fp4.kernels.quantize import Run, specification
+from fp4.kernels.quantize import Run, draws
 from fp4.runtime.spec import Quantizer, Rotation, SpecError
 
 DECODED = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -43,65 +45,73 @@ class Packed:
 
 
 class PackedRun(Run):
-    """`Run` over the values of a packed matrix."""
+    """`Run` over the values of a packed matrix: of its codes, scales and, where it has one, factor."""
 
-    kind: Any = PackedSpec  # the class of its specifications
+    kind: type[PackedSpec] = PackedSpec
+    inputs: tuple[str, ...] = ("packed_ptr", "packed_scales_ptr", "packed_factor_ptr")
+    seen = {"packed_ptr": torch.int32}  # noqa: RUF012
 
     def __init__(
         self,
-        packed: Packed,
+        tensors: Sequence[Tensor],
+        source: Quantizer,
+        columns: int,
+        dtype: torch.dtype,
+        transposed: bool,
         q: Quantizer | None,
-        rotation: Rotation | None = None,
-        seed: Tensor | None = None,
-        site: int = 0,
-        signs_site: int | None = None,
+        rotation: Rotation | None,
+        seeds: int | None,
     ) -> None:
-        codes = packed.codes.contiguous()
-        # Read as int32, so it must begin at one. Flat, since a matrix of no columns has strides that no wider dtype can view.
-        words = (codes if codes.data_ptr() % 4 == 0 else codes.clone()).view(-1).view(torch.int32)
-        self.x = words.view(codes.shape[0], codes.shape[1] // 4)
-        self.operand = packed
-        rows, columns = codes.shape[0], packed.columns
-        if packed.transposed:
-            rows, columns = columns, rows
-        self.prepare(rows, columns, q, rotation, seed, site, signs_site)
+        codes, scales, *factor = tensors
+        if any(t.device != codes.device for t in tensors):
+            raise ValueError(f"codes on {codes.device}, what decodes them on {[str(t.device) for t in tensors[1:]]}; move them")
+        self.inputs = self.inputs[: len(tensors)]
+        self.fields = {
+            "source": source,
+            "factor": "none" if not factor else "outer" if source.has_outer_scale else "tensor",
+            "input": DECODED[dtype],
+            "memory": "columns" if transposed else "rows",
+            "ragged": columns % CODES != 0,
+        }
+        rows = codes.shape[0]
+        self.numbers = {
+            "rows": columns if transposed else rows,
+            "columns": rows if transposed else columns,
+            "packed_stride": codes.shape[1] // 4,
+            "packed_scales_stride": scales.shape[1],
+            "packed_factor_stride": factor[0].shape[1] if factor and factor[0].dim() > 1 else 0,
+        }
+        self.prepare(codes.device, q, rotation, seeds)
 
     def spec(self, **fields: Any) -> KernelSpec:
-        p = self.operand
-        factor = "none" if p.factor is None else "outer" if p.source.has_outer_scale else "tensor"
-        return specification(
-            self.kind,
-            source=p.source,
-            factor=factor,
-            input=DECODED[p.dtype],
-            memory="columns" if p.transposed else "rows",
-            ragged=p.columns % CODES != 0,
-            **fields,
-        )
+        return self.kind(**fields)
 
-    def read(self) -> dict[str, Any]:
-        p = self.operand
-        scales = p.scales.contiguous()
-        found = {
-            "rows": self.rows,
-            "columns": self.columns,
-            "packed_ptr": self.x,
-            "packed_stride": self.x.shape[1],
-            "packed_scales_ptr": scales,
-            "packed_scales_stride": scales.shape[1],
-        }
-        if p.factor is not None:
-            factor = p.factor.contiguous()
-            found |= {"packed_factor_ptr": factor, "packed_factor_stride": factor.shape[1] if factor.dim() > 1 else 0}
-        return found
+    def read_values(self, dtype: torch.dtype) -> Plan:
+        """The values themselves, as `dtype`."""
+        return self.plan("values", [self.values(dtype, self.numbers["columns"])], dtype=DECODED[dtype])
+
+
+def _plan(
+    method: str, packed: Packed, how: tuple[Any, ...], q: Quantizer | None, rotation: Rotation | None, seed: Tensor | None
+) -> tuple[Any, tuple[Tensor, ...]]:
+    """The plan, and the tensors that its kernel reads."""
+    tensors = readable_tensors(packed.codes, packed.scales, packed.factor)
+    about = (packed.source, packed.columns, packed.dtype, packed.transposed, q, rotation, draws(seed))
+    return planned(PackedRun, method, tensors, about, how), tensors
+
+
+def readable_tensors(codes: Tensor, scales: Tensor, factor: Tensor | None) -> tuple[Tensor, ...]:
+    """As the kernels read them: contiguous, and codes, which are read as int32, begin at one."""
+    codes, scales = codes.contiguous(), scales.contiguous()
+    if codes.data_ptr() % 4:
+        codes = codes.clone()
+    return (codes, scales) if factor is None else (codes, scales, factor.contiguous())
 
 
 def decode(packed: Packed, dtype: torch.dtype) -> Tensor:
     """The decoded operand, rounded once more to `dtype`, BF16 or FP32, where that is not its own."""
-    run = PackedRun(packed, None)
-    y = torch.empty((run.rows, run.columns), dtype=dtype, device=run.x.device)
-    run("values", dtype=DECODED[dtype], y_ptr=y)
-    return y
+    plan, tensors = _plan("read_values", packed, (dtype,), None, None, None)
+    return plan(tensors)[0]
 
 
 def requantize(
@@ -117,7 +127,8 @@ def requantize(
     native_draws: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, block scales and tensor scale of the decoded operand, as ``quantize.quantize`` of it returns them."""
-    return PackedRun(packed, q, rotation, seed, site, signs_site).packed(amax, swizzled, native_draws)
+    plan, tensors = _plan("packed", packed, (swizzled, native_draws), q, rotation, seed)
+    return tuple(plan(tensors, amax, seed, site, site if signs_site is None else signs_site))
 
 
 def fake_requantize(
@@ -134,9 +145,11 @@ def fake_requantize(
     native_draws: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Decoded values and tensor scale, as ``quantize.fake_quantize`` of the decoded operand returns them."""
-    return PackedRun(packed, q, rotation, seed, site, signs_site).decoded(dtype, scaled, amax, native_draws)
+    plan, tensors = _plan("decoded", packed, (dtype, scaled, native_draws), q, rotation, seed)
+    return tuple(plan(tensors, amax, seed, site, site if signs_site is None else signs_site))
 
 
 def amax(packed: Packed, *, rotation: Rotation | None = None, seed: Tensor | None = None, signs_site: int = 0) -> Tensor:
     """Largest finite magnitude of the decoded (and rotated) operand: FP32, 0-d."""
-    return PackedRun(packed, None, rotation, seed, signs_site, signs_site).amax()
+    plan, tensors = _plan("amax", packed, (), None, rotation, seed)
+    return plan(tensors, None, seed, signs_site, signs_site)[0]

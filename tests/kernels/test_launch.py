@@ -1,33 +1,48 @@
-"""A kernel is bound once for arguments of a kind: equal integers and alignments, whatever the draw sites and the values."""
+"""A plan is made once for operands of a kind, and a kernel bound once for their alignments, whatever draw sites and values."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import triton
 
-from fp4.kernels.build import COMPILE_OPTIONS, KINDS, Bound
+from benchmarks.launch_host import Driver, Launcher
+from fp4.kernels import autotune, build, launch, requantize
+from fp4.kernels import quantize as kernels
+from fp4.kernels.build import COMPILE_OPTIONS, Bound, Output
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.launch import Plan, planned
 from fp4.kernels.target import Target
 from fp4.kernels.tiles import fitted, tile_of
-from fp4.runtime.spec import NVFP4, Rotation
+from fp4.runtime.spec import MXFP4, NVFP4, Rotation, SpecError
 
 CPU = torch.device("cpu")
+BF16 = torch.bfloat16
 
 
 class Compiled:
+    """What Triton's CompiledKernel is to a launch; notes whether it was run directly."""
+
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, calls: list[tuple[Any, ...]]) -> None:
         self.calls = calls
 
+    def run(self, *given: Any) -> None:
+        self.calls.append(("run", *given))
+
     def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        return lambda *values: self.calls.append((grid, *values))
+        return lambda *values: self.calls.append(("getitem", grid, *values))
 
 
 class Kernel:
     """What Triton's JITFunction is to a launch."""
 
-    arg_names = ("x_ptr", "rows", "site", "N")
+    arg_names = ("x_ptr", "y_ptr", "rows", "site", "N")
 
     def __init__(self) -> None:
         self.bindings: list[dict[str, Any]] = []
@@ -41,36 +56,102 @@ class Kernel:
         return bind
 
 
-def test_arguments_of_a_kind_are_bound_once() -> None:
-    kernel = Kernel()
-    bound = Bound(kernel, num_warps=2)
-    memory = torch.zeros(64)
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU: kernels are compiled for sm_90, their launches do nothing; plans are this test's own."""
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    monkeypatch.setattr(kernels, "target_of", lambda device: Target("sm_90"))
+    monkeypatch.setattr(launch, "PLANS", {})
 
-    def launch(x: torch.Tensor, rows: int, site: int) -> None:
-        bound((3, 1, 1), CPU, {"x_ptr": x, "rows": rows, "site": site, "N": 8, "unused": 1})
 
-    launch(memory, 16, 1)
-    assert kernel.bindings == [{"x_ptr": memory, "rows": 16, "site": 1, "N": 8, "num_warps": 2, **COMPILE_OPTIONS}]
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What reaches Triton's launcher: grid, stream, function, metadata, launch metadata, hooks, arguments."""
+    found: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Launcher, "__call__", lambda self, *given: found.append(given))
+    return found
+
+
+def bound(kernel: Any) -> Bound:
+    return Bound(
+        kernel, (3,), CPU, ["x_ptr", "y_ptr", "unused_ptr"], ["site"], {"rows": 16, "N": 8}, {"y_ptr": torch.int32}, num_warps=2
+    )
+
+
+def test_alignments_are_bound_once() -> None:
+    kernel, x, y = Kernel(), torch.zeros(64), torch.zeros(8, 8)
+    one = bound(kernel)
+    one([x, y, x], (1,))
+    (given,) = kernel.bindings
+    assert given.pop("x_ptr") is x
+    seen = given.pop("y_ptr")
+    assert (seen.dtype, seen.shape, seen.data_ptr()) == (torch.int32, (64,), y.data_ptr())
+    assert given == {"rows": 16, "site": 1, "N": 8, "num_warps": 2, **COMPILE_OPTIONS}
     assert kernel.calls == []
     other = torch.ones(64)
-    launch(other, 16, 7)  # another tensor as aligned, another site
+    one([other, y, x], (7,))  # another tensor as aligned, another site
     assert len(kernel.bindings) == 1
-    ((grid, x, *rest),) = kernel.calls
-    assert (grid, rest) == ((3, 1, 1), [16, 7, 8])
-    assert x is other
-    launch(memory, 17, 1)
-    launch(memory[1:], 16, 1)  # four bytes on: not aligned
-    assert len(kernel.bindings) == 3
+    addresses = other.data_ptr(), y.data_ptr()
+    assert kernel.calls == [("run", 3, 1, 1, 0, "function", "metadata", None, None, None, *addresses, 16, 7, 8)]
+    one([x[1:], y, x], (1,))  # four bytes on: not aligned
+    assert len(kernel.bindings) == 2
     assert len(kernel.calls) == 1
 
 
-def test_kinds_do_not_pile_up() -> None:
-    """Of dynamic shapes each is a kind."""
-    kernel = Kernel()
-    bound, x = Bound(kernel), torch.zeros(1)
-    for rows in range(2 * KINDS + 1):
-        bound((1, 1, 1), CPU, {"x_ptr": x, "rows": rows, "site": 0, "N": 8})
-        assert len(bound.compiled) <= KINDS
+def test_a_site_is_an_int32_of_its_bits() -> None:
+    """Of another sign or width it would be another kernel."""
+    kernel, x = Kernel(), torch.zeros(64)
+    one = bound(kernel)
+    for site in (3, 2**31, 2**32 - 1, 2**32 + 3):
+        one([x, x, x], (site,))
+    assert kernel.bindings[0]["site"] == 3
+    assert [call[-2] for call in kernel.calls] == [-(2**31), -1, 3]
+
+
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_with_a_hook_triton_launches(hook: str) -> None:
+    """A profiler's hooks get the metadata that Triton makes for them."""
+    kernel, x, chain = Kernel(), torch.zeros(64), getattr(triton.knobs.runtime, hook)
+    one = bound(kernel)
+    one([x, x, x], (1,))
+    chain.add(print)
+    try:
+        one([x, x, x], (1,))
+    finally:
+        chain.remove(print)
+    one([x, x, x], (1,))
+    assert [call[0] for call in kernel.calls] == ["getitem", "run"]
+    assert kernel.calls[0][1:] == ((3, 1, 1), x.data_ptr(), x.data_ptr(), 16, 1, 8)
+
+
+def test_the_device_is_made_current_and_its_stream_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(Driver, "get_current_stream", lambda self, index: (current[-1], index))
+    kernel, x = Kernel(), torch.zeros(64)
+    for index in (0, 1):
+        one = Bound(kernel, (3,), torch.device("cuda", index), ["x_ptr", "y_ptr"], ["site"], {"rows": 16, "N": 8}, {})
+        for _ in range(2):
+            one([x, x], (1,))
+    assert [call[4] for call in kernel.calls] == [(0, 0), (1, 1)]
+    assert current == [0]
+
+
+def test_another_triton_launches_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "DIRECT", ("3.5.",))
+    kernel, x = Kernel(), torch.zeros(64)
+    one = bound(kernel)
+    for _ in range(2):
+        one([x, x, x], (1,))
+    assert [call[0] for call in kernel.calls] == ["getitem"]
 
 
 def test_the_interpreter_compiles_nothing() -> None:
@@ -78,11 +159,126 @@ def test_the_interpreter_compiles_nothing() -> None:
         def __getitem__(self, grid: tuple[int, int, int]) -> Any:
             return lambda **arguments: self.bindings.append(arguments)
 
-    kernel = Interpreted()
-    bound, x = Bound(kernel), torch.zeros(1)
+    kernel, x = Interpreted(), torch.zeros(1)
+    one = bound(kernel)
     for _ in range(2):
-        bound((1, 1, 1), CPU, {"x_ptr": x, "rows": 1, "site": 0, "N": 8})
+        one([x, x, x], (0,))
     assert len(kernel.bindings) == 2
+
+
+def test_a_launch_passes_addresses_and_sites_in_the_kernel_s_order(launches: list[tuple[Any, ...]]) -> None:
+    """The direct launch passes what Triton's own does, tensors by address."""
+    q, seed, one = NVFP4(rounding="stochastic"), torch.tensor([5]), torch.ones(())
+    x = torch.zeros(48, 64, dtype=BF16)
+    given: dict[str, Any] = {"rotation": Rotation(16, signs="fresh"), "seed": seed, "amax": one}
+    first = kernels.quantize(x, q, site=3, signs_site=4, **given)
+    second = kernels.quantize(x, q, site=5, signs_site=6, **given)
+    assert len(launches) == 2
+    for call, site, result in zip(launches, (3, 5), (first, second), strict=True):
+        grid, arguments = call[:3], call[9:]
+        assert grid == (launches[0][0], 1, 1)
+        plain = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in arguments]
+        assert {t.data_ptr() for t in (x, seed, one, *result)} <= set(plain)
+        assert {48, 64, site, site + 1} <= set(plain)
+    assert launches[0][3:6] == launches[1][3:6]
+    assert [(r.shape, r.dtype, r.stride()) for r in first] == [(r.shape, r.dtype, r.stride()) for r in second]
+
+
+def test_kinds_of_operands_have_their_own_plans() -> None:
+    """Whatever a kernel depends on: each of these is another plan, and the same again is none."""
+    q, seed = NVFP4(rounding="stochastic"), torch.tensor([5])
+    base = torch.zeros(64, 64, dtype=BF16)
+    operands = [
+        base,
+        base[:48],
+        base[:, :48],  # other columns, and rows that do not lie together
+        base.t(),
+        base[:1, :],
+        base[:1].expand(64, 64),
+        base.float(),
+        base[::2],
+    ]
+    for number, x in enumerate(operands):
+        for _ in range(2):
+            kernels.fake_quantize(x, q, amax=torch.ones(()), seed=seed)
+        assert len(launch.PLANS) == number + 1
+    changes: list[dict[str, Any]] = [
+        {"q": NVFP4()}, {"rotation": Rotation(16)}, {"dtype": torch.float32}, {"scaled": True},
+        {"seed": torch.tensor([5, 64, 0])},
+    ]  # fmt: skip
+    for number, change in enumerate(changes):
+        for _ in range(2):
+            kernels.fake_quantize(base, **{"q": q, "seed": seed, **change})
+        assert len(launch.PLANS) == len(operands) + number + 1
+
+
+def test_devices_have_their_own_plans() -> None:
+    made = []
+
+    def kind(tensors: Any, *about: Any) -> Any:
+        made.append(tensors[0].device)
+        return torch.Generator()
+
+    for device in ("cpu", "meta", "cpu"):
+        planned(kind, "manual_seed", (torch.empty(2, device=device),), (), (1,))
+    assert [d.type for d in made] == ["cpu", "meta"]
+
+
+def test_plans_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of dynamic shapes each is a kind."""
+    monkeypatch.setattr(launch, "MOST_PLANS", 4)
+    for rows in range(11):
+        kernels.amax(torch.zeros(rows + 1, 16, dtype=BF16))
+        assert len(launch.PLANS) <= 4
+
+
+def test_an_unaligned_operand_is_compiled_for(launches: list[tuple[Any, ...]]) -> None:
+    memory = torch.zeros(64 * 64 + 1, dtype=BF16)
+    for x in (memory[:-1].view(64, 64), memory[1:].view(64, 64), memory[:-1].view(64, 64)):
+        kernels.amax(x)
+    assert len(launch.PLANS) == 1
+    kernels_run = [call[5] for call in launches]  # by their metadata
+    assert kernels_run[0] is kernels_run[2]
+    assert kernels_run[0] is not kernels_run[1]
+    kept = next(iter(launch.PLANS.values()))
+    assert len(kept.bound.compiled) == 2
+
+
+def test_what_lies_elsewhere_is_moved_or_refused() -> None:
+    x, meta = torch.zeros(16, 16, dtype=BF16), torch.device("meta")
+    plan: Plan = kernels.Run((x,), NVFP4(rounding="stochastic"), None, 1).decoded(BF16, False)
+    read = plan.read((x,), torch.ones(1, dtype=torch.float64), torch.tensor([1]), 0)
+    assert read[1].dtype == torch.float32
+    codes, scales = torch.zeros(16, 8, dtype=torch.uint8), torch.zeros(16, 1, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="codes on cpu, what decodes them on"):
+        requantize.decode(requantize.Packed(codes, scales.to(meta), None, NVFP4(), 16), BF16)
+
+
+def test_a_mistake_is_one_at_every_call() -> None:
+    x = torch.zeros(16, 32, dtype=BF16)
+    for _ in range(2):
+        kernels.quantize(x, MXFP4())
+        with pytest.raises(SpecError, match="pass seed"):
+            kernels.quantize(x, NVFP4(rounding="stochastic"))
+        with pytest.raises(ValueError, match="flatten it"):
+            kernels.quantize(x.view(-1), NVFP4())
+        with pytest.raises(TypeError, match=r"x\.float\(\)"):
+            kernels.quantize(x.double(), NVFP4())
+
+
+def test_outputs_are_anew_at_every_call() -> None:
+    make = Output("y_ptr", (3,), torch.float32, zero=True).maker(CPU)
+    first, second = make(), make()
+    assert first.tolist() == [0.0] * 3
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_autotuning_forgets_the_plans_that_have_their_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(autotune._switch, "on", False)
+    kernels.amax(torch.zeros(16, 16))
+    assert launch.PLANS
+    autotune.switch_on()
+    assert not launch.PLANS
 
 
 @pytest.mark.parametrize(("columns", "units"), [(4096, 128), (11008, 64), (2752, 16), (384, 16), (2048, 128), (160, 16)])

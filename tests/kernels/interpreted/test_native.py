@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fp4.kernels import launch
 from fp4.kernels import quantize as kernels
 from fp4.kernels.target import Target, TargetError
 from fp4.runtime.spec import MXFP4, NVFP4, Quantizer, Rotation
@@ -40,6 +41,7 @@ DRAWN = (
 @pytest.fixture(autouse=True)
 def _as_blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "target_of", lambda device: BLACKWELL)
+    monkeypatch.setattr(launch, "PLANS", {})
 
 
 @pytest.mark.parametrize("q", QUANTIZERS, ids=str)
