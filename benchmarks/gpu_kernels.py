@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fp4.kernels import quantize as kernels
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.launch import launch
 from fp4.kernels.target import target_of
 from fp4.kernels.tiles import Tile, fitted
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4, Quantizer, Rotation
@@ -203,9 +204,9 @@ def speed_cases() -> list[Case]:
 
 # Rows, units, warps, turns, stages and registers of the tiles tried.
 BY_ROWS = (
-    (1, 128, 2, 4, 1), (1, 128, 2, 8, 2), (1, 128, 2, 16, 2), (1, 128, 2, 16, 3), (1, 128, 2, 8, 2, 80), (1, 128, 4, 16, 2),
-    (1, 256, 4, 8, 2), (2, 128, 4, 8, 2), (2, 64, 2, 8, 2), (2, 64, 2, 16, 2), (4, 32, 4, 8, 2), (4, 64, 4, 16, 2),
-    (4, 32, 4, 16, 3),
+    (1, 128, 2, 4, 1), (1, 128, 2, 8, 1), (4, 32, 4, 4, 1), (1, 128, 2, 8, 2), (1, 128, 2, 16, 2), (1, 128, 2, 16, 3),
+    (1, 128, 2, 8, 2, 80), (1, 128, 4, 16, 2), (1, 256, 4, 8, 2), (2, 128, 4, 8, 2), (2, 64, 2, 8, 2), (2, 64, 2, 16, 2),
+    (4, 32, 4, 8, 2), (4, 64, 4, 16, 2), (4, 32, 4, 16, 3),
 )  # fmt: skip
 BY_COLUMNS = (
     (64, 4, 2, 2, 1), (64, 4, 2, 8, 2), (64, 4, 2, 8, 3), (64, 8, 4, 8, 2), (32, 8, 2, 8, 2), (64, 4, 4, 8, 2),
@@ -259,7 +260,7 @@ def launcher(spec: KernelSpec, shape: tuple[int, int]) -> tuple[Callable[[Tile |
     target = target_of(x.device)
 
     def run(tile: Tile | None) -> Any:
-        return kernels.launch(spec, target, x, width, seed, SITE, SITE, pointers, tile)
+        return launch(spec, target, x, width, seed, SITE, SITE, pointers, tile)
 
     return run, moved
 

@@ -1,6 +1,6 @@
 """The generated quantize kernels beside other projects' quantizers, on one CUDA GPU in one run.
 
-    python -m benchmarks.gpu_rivals RESULT.json [--peers DIR] [--quick]
+    python -m benchmarks.gpu_rivals RESULT.json [--peers DIR] [--quick] [--warm]
 
 For (16384, 4096) and (4096, 11008) BF16 (--quick: the first alone, the amax given): GPU time of an operation, ours and each
 rival's that has it, as a share of a device copy of the bytes that must move: 2 an element, read once, and what is written: 2 an
@@ -411,6 +411,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_rivals", description="Our quantize kernels beside others'.")
     parser.add_argument("result", type=Path)
     parser.add_argument("--peers", type=Path, metavar="DIR", help="checkouts, as the module's docstring lays them out")
+    parser.add_argument("--warm", action="store_true", help="compile into the caches on disk, and no more")
     parser.add_argument("--quick", action="store_true", help="(16384, 4096) alone, the amax given")
     arguments = parser.parse_args()
     sizes = SIZES[:1] if arguments.quick else SIZES
@@ -432,7 +433,7 @@ def main() -> None:
             pool.map_async(warm, jobs, chunksize=1).get(timeout=WARM_SECONDS)
         except multiprocessing.TimeoutError:  # a worker that died answers never
             print(f"not all compiled after {WARM_SECONDS} s; going on", flush=True)
-    for shape in sizes:
+    for shape in () if arguments.warm else sizes:
         copy = copy_rate(shape)
         rows: list[dict[str, Any]] = []
         result[f"{shape}"] = {"copy, TB/s": copy / 1e12, "rows": rows}

@@ -18,7 +18,6 @@ from fp4.kernels import posthoc
 from fp4.kernels.build import Output, require_triton
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.launch import Plan, planned
-from fp4.kernels.launch import launch as launch  # for benchmarks/gpu_kernels.py
 from fp4.kernels.target import target_of
 from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, ceil_div
 from fp4.runtime.spec import NVFP4, Quantizer, Rotation, SpecError

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 # Values of cublasLt.h.
 FP32, BF16, COMPUTE_FP32 = 0, 14, 68
@@ -68,11 +69,13 @@ def available(device: torch.device) -> bool:
 
 def _try(device: torch.device) -> bool:
     try:
-        values = torch.arange(96 * 64, device=device).remainder(7).sub(3).to(torch.bfloat16).view(96, 64)
-        a, b, alpha = values[:32], values[32:], torch.full((), 0.37, device=device)
-        exact = (a.float() @ b.float().t() * alpha).to(torch.bfloat16)
-        found = scaled_product(a, b, alpha)
-        return found is not None and torch.equal(found, exact)
+        # Asked in the middle of a compilation, with tensors that are real.
+        with _disable_current_modes(), torch.no_grad(), torch.autocast("cuda", enabled=False):
+            values = torch.arange(96 * 64, device=device).remainder(7).sub(3).to(torch.bfloat16).view(96, 64)
+            a, b, alpha = values[:32], values[32:], torch.full((), 0.37, dtype=torch.float32, device=device)
+            exact = (a.float() @ b.float().t() * alpha).to(torch.bfloat16)
+            found = scaled_product(a, b, alpha)
+            return found is not None and torch.equal(found, exact)
     except (OSError, AttributeError, RuntimeError) as error:
         logging.getLogger(__name__).info("cuBLASLt is not called directly: %s", error)
         return False
