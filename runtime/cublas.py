@@ -76,7 +76,7 @@ def _try(device: torch.device) -> bool:
             exact = (a.float() @ b.float().t() * alpha).to(torch.bfloat16)
             found = scaled_product(a, b, alpha)
             return found is not None and torch.equal(found, exact)
-    except (OSError, AttributeError, RuntimeError) as error:
+    except (OSError, AttributeError, RuntimeError, ctypes.ArgumentError) as error:
         logging.getLogger(__name__).info("cuBLASLt is not called directly: %s", error)
         return False
 
