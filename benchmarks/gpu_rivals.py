@@ -411,7 +411,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_rivals", description="Our quantize kernels beside others'.")
     parser.add_argument("result", type=Path)
     parser.add_argument("--peers", type=Path, metavar="DIR", help="checkouts, as the module's docstring lays them out")
-    parser.add_argument("--warm", action="store_true", help="compile into the caches on disk, and no more")
+    parser.add_argument("--warm", action="store_true", help="compile into the caches on disk, measure nothing")
     parser.add_argument("--quick", action="store_true", help="(16384, 4096) alone, the amax given")
     arguments = parser.parse_args()
     sizes = SIZES[:1] if arguments.quick else SIZES
@@ -427,13 +427,15 @@ def main() -> None:
         "peers": states,
     }
     print(states, flush=True)
-    jobs = [(arguments.peers, shape, case) for shape in sizes for case in cases(arguments.quick)]
-    with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
-        try:
-            pool.map_async(warm, jobs, chunksize=1).get(timeout=WARM_SECONDS)
-        except multiprocessing.TimeoutError:  # a worker that died answers never
-            print(f"not all compiled after {WARM_SECONDS} s; going on", flush=True)
-    for shape in () if arguments.warm else sizes:
+    if arguments.warm:
+        jobs = [(arguments.peers, shape, case) for shape in sizes for case in cases(arguments.quick)]
+        with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
+            try:
+                pool.map_async(warm, jobs, chunksize=1).get(timeout=WARM_SECONDS)
+            except multiprocessing.TimeoutError:  # a worker that died answers never
+                print(f"not all compiled after {WARM_SECONDS} s", flush=True)
+        return
+    for shape in sizes:
         copy = copy_rate(shape)
         rows: list[dict[str, Any]] = []
         result[f"{shape}"] = {"copy, TB/s": copy / 1e12, "rows": rows}
