@@ -202,15 +202,14 @@ def speed_cases() -> list[Case]:
     return [case for case in found if not named or case[0] in named]
 
 
-# Rows, units, warps, turns, stages and registers of the tiles tried.
+# Rows, units and warps of the tiles tried.
 BY_ROWS = (
-    (1, 128, 2, 4, 1), (1, 128, 2, 8, 1), (4, 32, 4, 4, 1), (1, 128, 2, 8, 2), (1, 128, 2, 16, 2), (1, 128, 2, 16, 3),
-    (1, 128, 2, 8, 2, 80), (1, 128, 4, 16, 2), (1, 256, 4, 8, 2), (2, 128, 4, 8, 2), (2, 64, 2, 8, 2), (2, 64, 2, 16, 2),
-    (4, 32, 4, 8, 2), (4, 64, 4, 16, 2), (4, 32, 4, 16, 3),
+    (4, 32, 4), (8, 32, 4), (2, 32, 2), (1, 64, 2), (1, 32, 1), (2, 32, 1), (2, 64, 4), (2, 64, 2), (4, 64, 4), (1, 256, 4),
+    (8, 64, 4), (4, 64, 2), (2, 128, 8), (1, 128, 4), (1, 128, 2),
 )  # fmt: skip
 BY_COLUMNS = (
-    (64, 4, 2, 2, 1), (64, 4, 2, 8, 2), (64, 4, 2, 8, 3), (64, 8, 4, 8, 2), (32, 8, 2, 8, 2), (64, 4, 4, 8, 2),
-    (64, 4, 4, 8, 3), (16, 8, 1, 8, 2), (16, 8, 1, 8, 3), (32, 4, 1, 8, 2), (128, 4, 4, 8, 2), (64, 4, 2, 8, 2, 128),
+    (64, 16, 4), (64, 8, 4), (32, 16, 4), (64, 4, 4), (64, 4, 2), (128, 4, 4), (32, 8, 2), (32, 8, 4), (64, 16, 8), (16, 16, 4),
+    (64, 2, 1), (128, 2, 2), (256, 2, 4), (64, 4, 1),
 )  # fmt: skip
 
 
@@ -221,8 +220,8 @@ def tiles(spec: KernelSpec, shape: tuple[int, int]) -> list[Tile]:
     least_rows, least_units = spec.least_tile
     if "usual" in sys.argv:
         return found
-    for rows, units, *how in BY_ROWS if spec.memory == "rows" else BY_COLUMNS:
-        tile = Tile(max(rows, least_rows), max(units, least_units), *how)
+    for rows, units, warps in BY_ROWS if spec.memory == "rows" else BY_COLUMNS:
+        tile = Tile(max(rows, least_rows), max(units, least_units), warps)
         if tile not in found and 512 <= tile.rows * tile.units * spec.unit <= 32768:
             found.append(tile)
     return found

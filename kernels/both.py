@@ -91,11 +91,11 @@ def source(spec: BothSpec, target: Target) -> str:
 def {kernel_name}({", ".join([*own, *CONSTANTS])}):
     across = tl.maximum(tl.cdiv(columns, TB * {UNIT}), 1)  # a tile is as wide as a rotation: its padding takes none more
     down = tl.maximum(tl.cdiv(rows, TR), 1)
-    for tile in tl.range(tl.program_id(0), across * down, tl.num_programs(0), num_stages=STAGES):
-        rows_part(tile, {", ".join(given["rows"].values())}, TR, TB, STAGES)
+    for tile in range(tl.program_id(0), across * down, tl.num_programs(0)):
+        rows_part(tile, {", ".join(given["rows"].values())}, TR, TB)
         # of the transpose, whose tiles are numbered down the columns
         transposed = tile % across * down + tile // across
-        columns_part(transposed, {", ".join(given["columns"].values())}, TB * {UNIT}, TR // {UNIT}, STAGES)
+        columns_part(transposed, {", ".join(given["columns"].values())}, TB * {UNIT}, TR // {UNIT})
 """.strip("\n")
     titles = [part.title().partition(".\n")[0] for part in parts.values()]
     title = f'"""{titles[0]}; and of the transpose\n{titles[1]}.\n\nA program takes TR rows x TB units of {UNIT} columns.\n"""'
@@ -180,7 +180,7 @@ class _Both:
         numbers = {"rows": x.shape[0], "columns": x.shape[1], "stride_r": x.stride(0), "stride_c": 1, **tile.constants}
         grid = (max(1, ceil_div(x.shape[1], tile.units * UNIT)) * max(1, ceil_div(x.shape[0], tile.rows)),)
         kernel = _kernel(spec, self.plans[0].target)
-        return Bound(kernel, grid, x.device, names, sites, numbers, seen, **tile.options)
+        return Bound(kernel, grid, x.device, names, sites, numbers, seen, num_warps=tile.warps)
 
 
 def _oriented(spec: KernelSpec, memory: str) -> KernelSpec:

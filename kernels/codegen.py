@@ -93,33 +93,20 @@ class Kernel(ScaleRules):
             )
         kept = self.keeps_raw
         names = [f"raw{i}" if kept else f"x{i}" for i in range(parts)] if parts > 1 or kept else ["x"]
-        lines = []
         for i, name in enumerate(names):
             at = "j" if i == 0 else f"(j + {i * n})"
-            lines += [
+            self.add(
                 f"inside = (row < rows)[None, :] & (unit[None, :] * {spec.unit} + {at} < columns)",
                 f"{name} = tl.load(source + {at}.to(tl.int64) * stride_c, mask=inside, other=0.0)"
                 + ("" if kept else ".to(tl.float32)"),
-            ]
+            )
         if kept:
-            lines += [f"x{i if parts > 1 else ''} = raw{i}.to(tl.float32)" for i in range(parts)]
+            self.add(*(f"x{i if parts > 1 else ''} = raw{i}.to(tl.float32)" for i in range(parts)))
         if parts == 2:
-            lines.append(f"x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), ({spec.unit}, TR * TB))")
+            self.add(f"x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), ({spec.unit}, TR * TB))")
         elif parts == 4:
             joined = "tl.join(tl.join(x0, x1), tl.join(x2, x3))"
-            lines.append(f"x = tl.reshape(tl.permute({joined}, (3, 2, 0, 1)), ({spec.unit}, TR * TB))")
-        if self.by_rows and parts == 2 and spec.draws_elements and spec.output == "decoded":
-            self.add(
-                "if STAGES > 1:  # copied to shared memory as it lies there: parts would read each sector twice",
-                f"    inside = (row < rows)[None, :] & (unit[None, :] * {spec.unit} + k < columns)",
-                "    raw = tl.load(source + k.to(tl.int64) * stride_c, mask=inside, other=0.0)",
-                "    x = raw.to(tl.float32)",
-                *([f"    raw0, raw1 = tl.split(tl.permute(tl.reshape(raw, (2, {n}, TR * TB)), (1, 2, 0)))"] if kept else []),
-                "else:",
-                *(f"    {line}" for line in lines),
-            )
-        else:
-            self.add(*lines)
+            self.add(f"x = tl.reshape(tl.permute({joined}, (3, 2, 0, 1)), ({spec.unit}, TR * TB))")
 
     def rotate(self) -> None:
         spec, r, u = self.spec, self.spec.rotation, self.spec.unit

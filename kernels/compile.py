@@ -58,7 +58,7 @@ def _compile(kernel: Any, types: dict[str, str], constants: dict[Any, Any], tile
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes),
         target=GPUTarget("cuda", target.capability, 32),
-        options={**tile.options, **COMPILE_OPTIONS},
+        options={"num_warps": tile.warps, **COMPILE_OPTIONS},
     )
     return inspect(compiled)
 

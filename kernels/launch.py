@@ -142,7 +142,7 @@ def tiled(
     tiles = max(1, ceil_div(rows, tile.rows)) * max(1, ceil_div(units, tile.units))
     grid = (ceil_div(tiles, tile.turns),)
     numbers = {**numbers, **tile.constants}
-    return Bound(_kernel(spec, target), grid, device, names, SITES, numbers, seen, **tile.options)
+    return Bound(_kernel(spec, target), grid, device, names, SITES, numbers, seen, num_warps=tile.warps)
 
 
 @cache

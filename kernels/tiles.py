@@ -12,28 +12,17 @@ from fp4.runtime.spec import MXFP4, MXFP8, NVFP4
 
 @dataclass(frozen=True)
 class Tile:
-    """rows x units (KernelSpec.unit columns each), powers of two, by `warps` warps; a program takes `turns` of them.
-
-    stages: tiles in flight; with 2, the next is copied to shared memory while one is computed. registers: that a thread may
-    take at most; 0 leaves it to the compiler.
-    """
+    """rows x units (KernelSpec.unit columns each), powers of two, by `warps` warps; a program takes `turns` of them."""
 
     rows: int
     units: int
     warps: int = 4
     turns: int = 4
-    stages: int = 1
-    registers: int = 0
 
     @property
     def constants(self) -> dict[str, int]:
         """What a kernel is compiled for."""
-        return {"TR": self.rows, "TB": self.units, "STAGES": self.stages}
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Of its compilation."""
-        return {"num_warps": self.warps} | ({"maxnreg": self.registers} if self.registers else {})
+        return {"TR": self.rows, "TB": self.units}
 
 
 NARROWEST = 16  # units: 512 bytes of a row
@@ -56,7 +45,7 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     if target.name == INTERPRETER:
         return Tile(max(least_rows, 64), max(least_units, 16), 1)
     if isinstance(spec, PackedSpec) and spec.memory == "columns":
-        return _of_words(spec)
+        return _of_words(spec, target)
     rows, units, warps, turns = _measured(spec)
     rows, units = max(rows, least_rows), max(units, least_units)
     while rows * units * spec.unit > 64 * 32 * warps:
@@ -64,11 +53,12 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     return Tile(rows, units, warps, turns)
 
 
-def _of_words(spec: PackedSpec) -> Tile:
-    """A thread holds 64 elements; where many units are rotated together, one warp holds them (not for an amax, for which ptxas
-    then takes a stack on sm_100a)."""
+def _of_words(spec: PackedSpec, target: Target) -> Tile:
+    """A thread holds 64 elements; where many units are rotated together, one warp holds them (not for an amax on sm_100a and
+    sm_103a, for which ptxas then takes a stack)."""
     least_rows, least_units = spec.least_tile
-    units, warps = max(least_units, 4), 1 if least_units > 4 and spec.output != "amax" else 4
+    stacked = spec.output == "amax" and target.capability in (100, 103)
+    units, warps = max(least_units, 4), 1 if least_units > 4 and not stacked else 4
     rows = max(least_rows, CODES, 64 * 32 * warps // (units * spec.unit))
     while rows * units * spec.unit > 64 * 32 * warps:
         warps *= 2
@@ -89,7 +79,11 @@ def _measured(spec: KernelSpec) -> tuple[int, int, int, int]:
             return 16, 16 if four_six else 32 if spec.block[0] < 128 else 8, 4, 1
         if few:
             return 4, 32, 4, 1
+        if spec.output == "values" and spec.dtype in ("e4m3", "e5m2"):
+            return 4, 32, 4, 4
         if isinstance(q, NVFP4) and (four_six if packed else spec.rotation is None and q.rounding == "nearest"):
+            return 4, 32, 4, 4
+        if isinstance(q, NVFP4) and q.rounding == "stochastic" and not packed:
             return 4, 32, 4, 4
         return 1, 128, 2, 2 if packed else 4
     if spec.scale_layout == "swizzled" and q is not None and (q.needs_seed or spec.rotation_units > 1):

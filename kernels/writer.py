@@ -13,7 +13,7 @@ from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import INTERPRETER, Target
 
 INF_BITS = "0x7F800000"
-CONSTANTS = tuple(f"{name}: tl.constexpr" for name in ("TR", "TB", "STAGES"))  # of a tile (tiles.Tile.constants)
+CONSTANTS = tuple(f"{name}: tl.constexpr" for name in ("TR", "TB"))  # of a tile (tiles.Tile.constants)
 
 
 def f32(value: float) -> str:
@@ -42,7 +42,7 @@ class Writer:
         head = f'"""{title}"""\n\nimport triton\nimport triton.language as tl'
         body = [
             *self.before,
-            "for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):",
+            "for tile in range(tl.program_id(0), total, tl.num_programs(0)):",
             *("    " + line if line else "" for line in self.lines),
             *self.after,
         ]

@@ -62,7 +62,7 @@ def bits(x):
 
 
 @triton.jit(do_not_specialize=['signs_site'])
-def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, amax_ptr, rows, columns, stride_r, stride_c, signs_site, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
+def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, amax_ptr, rows, columns, stride_r, stride_c, signs_site, TR: tl.constexpr, TB: tl.constexpr):
     width = tl.cdiv(columns, 128) * 128
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
@@ -75,7 +75,7 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, am
     sign = 1.0 - 2.0 * sign.to(tl.float32)
     sign = tl.reshape(tl.broadcast_to(sign[:, None, :], (16, TR * TB // 8, 8)), (16, TR * TB))
     largest = tl.full((TR * TB,), 1 << 24, tl.uint32)
-    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
         unit = tile % tiles * TB + g % TB

@@ -27,7 +27,7 @@ def element_value(code):
 
 
 @triton.jit
-def fp4_mxfp4_fp32_values_rows(packed_ptr, packed_scales_ptr, top_ptr, y_ptr, factor_ptr, outside_ptr, rows, columns, packed_stride, packed_scales_stride, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
+def fp4_mxfp4_fp32_values_rows(packed_ptr, packed_scales_ptr, top_ptr, y_ptr, factor_ptr, outside_ptr, rows, columns, packed_stride, packed_scales_stride, TR: tl.constexpr, TB: tl.constexpr):
     top = tl.maximum(tl.load(top_ptr), 7)
     outside = tl.zeros((TR * TB,), tl.int32)
     width = columns
@@ -36,7 +36,7 @@ def fp4_mxfp4_fp32_values_rows(packed_ptr, packed_scales_ptr, top_ptr, y_ptr, fa
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
-    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
         unit = tile % tiles * TB + g % TB

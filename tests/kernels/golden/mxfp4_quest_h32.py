@@ -74,7 +74,7 @@ def round_e2m1(a):
 
 
 @triton.jit
-def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
+def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = tl.cdiv(columns, 32) * 32
     units = tl.cdiv(width, 32) * 2
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
@@ -82,7 +82,7 @@ def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, 
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
     tl.store(tensor_scale_ptr + tl.program_id(0), 1.0, mask=tl.program_id(0) == 0)
-    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
         unit = tile % tiles * TB + g % TB

@@ -57,7 +57,7 @@ def signed_pairs(value, x, s):
 
 
 @triton.jit
-def fp4_bf16_nvfp4_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
+def fp4_bf16_nvfp4_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
@@ -68,7 +68,7 @@ def fp4_bf16_nvfp4_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, 
     encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
     tensor_scale = tl.div_rn(1.0, encode)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
         unit = tile % tiles * TB + g % TB

@@ -69,7 +69,7 @@ def round_e2m1(a):
 
 
 @triton.jit
-def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
+def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = tl.cdiv(columns, 16) * 16
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
@@ -82,7 +82,7 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
     encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
     tensor_scale = tl.div_rn(1.0, encode)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g % TR).to(tl.int64)
         unit = tile % tiles * TB + g // TR

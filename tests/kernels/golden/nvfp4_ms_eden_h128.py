@@ -138,7 +138,7 @@ def round_exmy_stochastic(a, word, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.
 
 
 @triton.jit(do_not_specialize=['signs_site', 'site'])
-def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed_rows(x_ptr, seed_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, signs_site, site, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
+def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed_rows(x_ptr, seed_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, signs_site, site, TR: tl.constexpr, TB: tl.constexpr):
     width = tl.cdiv(columns, 128) * 128
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
@@ -153,7 +153,7 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
     tensor_scale = tl.div_rn(tl.load(amax_ptr), 1554.459228515625)
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
         unit = tile % tiles * TB + g % TB

@@ -66,14 +66,14 @@ def with_sign(magnitude, x):
 
 
 @triton.jit
-def fp4_bf16_nvfp4_outer_128_decoded_rows(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
+def fp4_bf16_nvfp4_outer_128_decoded_rows(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
-    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
         unit = tile % tiles * TB + g % TB

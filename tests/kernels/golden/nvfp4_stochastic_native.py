@@ -103,7 +103,7 @@ def halves(x):
 
 
 @triton.jit(do_not_specialize=['site'])
-def fp4_bf16_nvfp4_rounding_stochastic_packed_rows(x_ptr, amax_ptr, seed_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, site, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
+def fp4_bf16_nvfp4_rounding_stochastic_packed_rows(x_ptr, amax_ptr, seed_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, site, TR: tl.constexpr, TB: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
@@ -115,7 +115,7 @@ def fp4_bf16_nvfp4_rounding_stochastic_packed_rows(x_ptr, amax_ptr, seed_ptr, te
     tensor_scale = tl.div_rn(1.0, encode)
     seed = tl.load(seed_ptr).to(tl.uint32)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
         unit = tile % tiles * TB + g % TB

@@ -46,7 +46,7 @@ def to_bf16(x):
 
 
 @triton.jit
-def fp4_bf16_hadamard_signs_fixed_rotated_rows(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, STAGES: tl.constexpr):
+def fp4_bf16_hadamard_signs_fixed_rotated_rows(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = tl.cdiv(columns, 16) * 16
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
@@ -55,7 +55,7 @@ def fp4_bf16_hadamard_signs_fixed_rotated_rows(x_ptr, y_ptr, rows, columns, stri
     k = tl.arange(0, 16)[:, None]
     sign = (tl.full((1, 1), 0xd7e8, tl.uint32) >> (k).to(tl.uint32)) & 1
     sign = 1.0 - 2.0 * sign.to(tl.float32)
-    for tile in tl.range(tl.program_id(0), total, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (tile // tiles * TR + g // TB).to(tl.int64)
         unit = tile % tiles * TB + g % TB
