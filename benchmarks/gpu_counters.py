@@ -69,10 +69,10 @@ def summary(text: str) -> dict[str, Any]:
             "microseconds": number("gpu__time_duration.sum") / 1e3,
             "instructions an element": round(number("smsp__inst_executed.sum") * 32 / elements, 1),
             "issue": round(issued, 2),
-            "ALU pipe": number("sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active") / 100,
-            "FMA pipe": number("sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active") / 100,
+            "ALU pipe": round(number("sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active") / 100, 2),
+            "FMA pipe": round(number("sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active") / 100, 2),
             "waiting for memory": round(memory / sum(stalls.values()), 2),
-            "warps active": number("sm__warps_active.avg.pct_of_peak_sustained_active") / 100,
+            "warps active": round(number("sm__warps_active.avg.pct_of_peak_sustained_active") / 100, 2),
             "registers": int(number("launch__registers_per_thread")),
         }
     return found

@@ -57,8 +57,10 @@ def draw(run: dict[str, Any]) -> None:
 
 
 def rival_bars(run: dict[str, Any]) -> tuple[list[str], dict[str, list[float]]]:
-    """Labels of the operations with the amax computed or without one, and each competitor's shares, 0 where it has none."""
-    rows = [row for row in run[SIZE]["rows"] if row["amax"] != "given"]
+    """Labels of the operations and each competitor's shares, 0 where it has none. The amax is computed, or there is none; given
+    where the run has nothing else.
+    """
+    rows = [row for row in run[SIZE]["rows"] if row["amax"] != "given"] or run[SIZE]["rows"]
     competitors = [{name: row.get(name, {}) for name in ("ours", "ours, scaled")} | row["rivals"] for row in rows]
     names = dict.fromkeys(name for found in competitors for name, entry in found.items() if "of copy" in entry)
     shares = {name: [found.get(name, {}).get("of copy", 0.0) for found in competitors] for name in names}
@@ -81,7 +83,8 @@ def draw_rivals(run: dict[str, Any]) -> None:
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xlim(0, 1.08)
     axes.set_xlabel(f"share of a copy's speed, {run[SIZE]['copy, TB/s']:.2f} TB/s, bytes counted once")
-    axes.set_title(f"{run['gpu']}, {SIZE} BF16, amax computed")
+    how = "computed" if any(row["amax"] == "computed" for row in run[SIZE]["rows"]) else "given"
+    axes.set_title(f"{run['gpu']}, {SIZE} BF16, amax {how}")
     axes.grid(alpha=0.3, axis="x")
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=len(shares), frameon=False)
