@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,10 @@ TILE_COLUMNS = 4
 TILE_BYTES = TILE_ROWS * TILE_COLUMNS
 
 
+@overload
+def ceil_div(a: int, b: int) -> int: ...
+@overload
+def ceil_div(a: Size, b: int) -> Size: ...
 def ceil_div(a: Size, b: int) -> Size:
     return (a + b - 1) // b
 

@@ -295,3 +295,30 @@ def test_a_tile_is_as_wide_as_a_rotation() -> None:
     assert fitted(spec, Target("sm_90"), 16 * 3).units >= spec.rotation_units
     columns = KernelSpec(NVFP4(), memory="columns")
     assert fitted(columns, Target("sm_90"), 3) == tile_of(columns, Target("sm_90"))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (2, 0)], ids=str)
+def test_an_output_is_a_plain_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    made, plain = Output("y_ptr", shape, dtype).maker(CPU)(), torch.empty(shape, dtype=dtype)
+    assert (made.shape, made.stride(), made.dtype, made.device) == (plain.shape, plain.stride(), dtype, plain.device)
+
+
+def test_an_output_lies_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's allocation is the current device's: for another, it is torch's."""
+    asked: list[Any] = []
+    current = [1]
+    monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cuda", lambda *given: asked.append(given), raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    real = torch.empty
+
+    def empty(*given: Any, **named: Any) -> Any:
+        return real(*given, **named) if named["device"] == "meta" else "torch's"
+
+    monkeypatch.setattr(torch, "empty", empty)
+    make = Output("y_ptr", (4, 6), torch.uint8).maker(torch.device("cuda", 1))
+    make()
+    assert asked == [((4, 6), (6, 1), torch.uint8)]
+    current[0] = 0
+    assert str(make()) == "torch's"
+    assert len(asked) == 1
