@@ -19,6 +19,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "both": ("gpu_both", (), 180),
     "products": ("gpu_products", (), 120),
     "recipes": ("gpu_equality", ("recipes",), 300),
+    "losses": ("gpu_equality", ("losses",), 200),
     "speed": ("gpu_kernels", ("speed", "usual"), 240),
     "kernels": ("gpu_kernels", ("equality",), 240),
     "requantize": ("gpu_requantize", (), 300),
@@ -26,6 +27,8 @@ RUNS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "linear": ("gpu_step", ("linear",), 400),
     "model": ("gpu_step", ("model",), 300),
     "rivals": ("gpu_rivals", ("--peers", ".peers"), 540),
+    "step_ahead": ("gpu_step", ("warm",), 180),
+    "rivals_ahead": ("gpu_rivals", ("--peers", ".peers", "--warm"), 300),
 }
 
 

@@ -1,11 +1,12 @@
 """On a CUDA GPU: does the compiled nvfp4 recipe equal the eager oracle bit for bit, and the CPU's codes the GPU's?
 
-    python -m benchmarks.gpu_equality RESULT.json [quantizers] [model] [training] [recipes]
+    python -m benchmarks.gpu_equality RESULT.json [quantizers] [model] [training] [recipes] [losses]
 
-Four parts, all of them when none is named. Quantizers: codes, scales and tensor scales of the oracle run eagerly on the
+Five parts, all of them when none is named. Quantizers: codes, scales and tensor scales of the oracle run eagerly on the
 CPU and on the GPU, and compiled by Inductor (Triton) on the GPU. Model: outputs and gradients of a compiled MLP against
 the eager oracle model on the same GPU. Training: a small Llama-like model, loss by step in bf16 and three recipes, with
-the time of a step. Recipes: the MLP again, under every recipe.
+the time of a step. Recipes: the MLP again, under every recipe. Losses: of a small Llama-like model under every recipe, compiled
+on the GPU, and by the eager oracle model on the CPU; BF16's, without fp4's rewrite, says how far apart two devices are.
 """
 
 from __future__ import annotations
@@ -184,6 +185,25 @@ def training(recipe: str) -> dict[str, Any]:
     }
 
 
+def loss_here_and_on_the_cpu(recipe: str, device: str = "cuda") -> dict[str, Any]:
+    """Of weights and tokens that are the same. Forward rounds to nearest in every recipe, so the draws do not matter."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = Decoder(layers=2, width=256)
+    linears = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    tokens = torch.randint(0, 256, (4, 129))
+    oracle: Any = copy.deepcopy(net)
+    if recipe != "bf16":
+        oracle = OracleModel(oracle, linears, ["lm_head"], recipe)
+    with torch.autocast("cpu", torch.bfloat16):
+        there = oracle(tokens).item()
+    policy = fp4.recipe(recipe) if recipe == "bf16" else fp4.recipe(recipe, high_precision_tail=0.0)
+    compiled = torch.compile(net.to(device), backend="fp4", options={"policy": policy})
+    with torch.autocast(device, torch.bfloat16):
+        here = compiled(tokens.to(device)).item()
+    return {"recipe": recipe, "loss": here, "on the CPU, eager": there, "difference": here - there}
+
+
 def main() -> None:
     result: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
@@ -195,6 +215,7 @@ def main() -> None:
         "training": lambda: [training(name) for name in ("bf16", "nvfp4", "quartet2", "mxfp4_h16")],
         "quantizers": quantizers,
         "recipes": lambda: [model(True, name) for name in fp4.recipes() if name != "bf16"],
+        "losses": lambda: [loss_here_and_on_the_cpu(name) for name in fp4.recipes()],
     }
     for part in sys.argv[2:] or parts:
         try:
