@@ -1,8 +1,11 @@
-"""Runs several GPU benchmarks one after the other, each in its own process with a limit of time: a failure loses no other's.
+"""Runs several GPU benchmarks, each in its own process with a limit of time: a failure loses no other's.
 
-    python -m benchmarks.gpu_all FOLDER [NAME ...]     # the names of RUNS; all when none is given
+    python -m benchmarks.gpu_all FOLDER [NAME[+NAME ...] ...]     # the names of RUNS; all when none is given
 
-Results are FOLDER/NAME.json, what they printed FOLDER/log.txt.
+One after the other; those joined by "+" at once, which is for comparisons and for compiling ahead, not for what is timed. Results
+are FOLDER/NAME.json, what they printed FOLDER/NAME.log. On a machine of 16 processors, within ten minutes:
+
+    python -m benchmarks.gpu_all FOLDER recipes+losses+requantize+scaled_mm step_ahead+rivals_ahead model linear rivals speed
 """
 
 from __future__ import annotations
@@ -24,27 +27,33 @@ RUNS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "kernels": ("gpu_kernels", ("equality",), 240),
     "requantize": ("gpu_requantize", (), 300),
     "scaled_mm": ("gpu_scaled_mm", (), 120),
+    "step_ahead": ("gpu_step", ("warm",), 180),
     "linear": ("gpu_step", ("linear",), 400),
     "model": ("gpu_step", ("model",), 300),
-    "rivals": ("gpu_rivals", ("--peers", ".peers"), 540),
-    "step_ahead": ("gpu_step", ("warm",), 180),
     "rivals_ahead": ("gpu_rivals", ("--peers", ".peers", "--warm"), 300),
+    "rivals": ("gpu_rivals", ("--peers", ".peers"), 540),
 }
 
 
 def main() -> None:
-    folder, names = Path(sys.argv[1]), sys.argv[2:] or list(RUNS)
+    folder, groups = Path(sys.argv[1]), [given.split("+") for given in sys.argv[2:] or RUNS]
+    if unknown := [name for names in groups for name in names if name not in RUNS]:
+        sys.exit(f"gpu_all: no run {', '.join(unknown)}; write some of {', '.join(RUNS)}")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log.txt").open("w") as log:
+    for names in groups:
+        start, running = time.time(), []
         for name in names:
-            module, arguments, limit = RUNS[name]
+            module, arguments, _ = RUNS[name]
             command = [sys.executable, "-m", f"benchmarks.{module}", str(folder / f"{name}.json"), *arguments]
-            log.write(f"== {' '.join(command[1:])}\n")
-            log.flush()
-            start = time.time()
+            with (folder / f"{name}.log").open("w") as log:
+                running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+        for name, process in zip(names, running, strict=True):
+            limit = RUNS[name][2]
             try:
-                code: int | str = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=limit).returncode
+                code: int | str = process.wait(max(1.0, start + limit - time.time()))
             except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
                 code = f"stopped after {limit} s"
             print(f"{name}: exit {code}, {time.time() - start:.0f} s", flush=True)
 
