@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_all FOLDER [NAME[+NAME ...] ...]     # the names of RUNS; all when none is given
 
-One after the other; those joined by "+" at once, which is for comparisons and for compiling ahead, not for what is timed. Results
-are FOLDER/NAME.json, what they printed FOLDER/NAME.log. On a machine of 16 processors, within ten minutes:
+One after the other; those joined by "+" at once, which is for comparisons and for compiling ahead, not for what is timed.
+Results are FOLDER/NAME.json, what they printed FOLDER/NAME.log. For a machine of 16 processors:
 
     python -m benchmarks.gpu_all FOLDER recipes+losses+requantize+scaled_mm step_ahead+rivals_ahead model linear rivals speed
 """
