@@ -21,6 +21,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "fp8_blocks": ("gpu_fp8_blocks", (), 120),
     "both": ("gpu_both", (), 180),
     "products": ("gpu_products", (), 120),
+    "host": ("gpu_host", (), 120),
     "recipes": ("gpu_equality", ("recipes",), 300),
     "losses": ("gpu_equality", ("losses",), 200),
     "speed": ("gpu_kernels", ("speed", "usual"), 240),
