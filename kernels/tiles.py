@@ -45,7 +45,7 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     if target.name == INTERPRETER:
         return Tile(max(least_rows, 64), max(least_units, 16), 1)
     if isinstance(spec, PackedSpec) and spec.memory == "columns":
-        return _of_words(spec, target)
+        return _of_words(spec)
     rows, units, warps, turns = _measured(spec)
     rows, units = max(rows, least_rows), max(units, least_units)
     while rows * units * spec.unit > 64 * 32 * warps:
@@ -53,12 +53,10 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     return Tile(rows, units, warps, turns)
 
 
-def _of_words(spec: PackedSpec, target: Target) -> Tile:
-    """A thread holds 64 elements; where many units are rotated together, one warp holds them (not for an amax on sm_100a and
-    sm_103a, for which ptxas then takes a stack)."""
+def _of_words(spec: PackedSpec) -> Tile:
+    """A thread holds 64 elements; where many units are rotated together, one warp holds them."""
     least_rows, least_units = spec.least_tile
-    stacked = spec.output == "amax" and target.capability in (100, 103)
-    units, warps = max(least_units, 4), 1 if least_units > 4 and not stacked else 4
+    units, warps = max(least_units, 4), 1 if least_units > 4 else 4
     rows = max(least_rows, CODES, 64 * 32 * warps // (units * spec.unit))
     while rows * units * spec.unit > 64 * 32 * warps:
         warps *= 2
