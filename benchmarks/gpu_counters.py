@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import json
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,12 @@ SCHEDULERS = 4  # of a multiprocessor
 def run() -> None:
     """One launch of each case between the profiler's start and stop."""
     import torch
+    import triton
 
     from benchmarks.gpu_kernels import launcher, speed_cases
 
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+    print("RUN " + json.dumps({"gpu": torch.cuda.get_device_name(), "versions": versions}), flush=True)
     for name, spec in speed_cases():
         if name in CASES:
             launch, _ = launcher(spec, SHAPE)
@@ -82,5 +86,7 @@ if __name__ == "__main__":
     if len(sys.argv) < 3:
         run()
     else:
-        found = {"gpu": "NVIDIA H200", "shape": SHAPE, "kernels": summary(Path(sys.argv[1]).read_text())}
+        text = Path(sys.argv[1]).read_text()
+        (ran,) = (json.loads(line.removeprefix("RUN ")) for line in text.splitlines() if line.startswith("RUN "))
+        found = {**ran, "shape": SHAPE, "kernels": summary(text)}
         Path(sys.argv[2]).write_text(json.dumps(found, indent=1) + "\n")
