@@ -16,7 +16,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -210,21 +210,24 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
     path = Path(sys.argv[1])
-    parts: dict[str, Callable[[], Any]] = {
-        "model": lambda: [model(False), model(True)],
-        "training": lambda: [training(name) for name in ("bf16", "nvfp4", "quartet2", "mxfp4_h16")],
+    parts: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
+        "model": lambda: (model(autocast) for autocast in (False, True)),
+        "training": lambda: (training(name) for name in ("bf16", "nvfp4", "quartet2", "mxfp4_h16")),
         "quantizers": quantizers,
-        "recipes": lambda: [model(True, name) for name in fp4.recipes() if name != "bf16"],
-        "losses": lambda: [loss_here_and_on_the_cpu(name) for name in fp4.recipes()],
+        "recipes": lambda: (model(True, name) for name in fp4.recipes() if name != "bf16"),
+        "losses": lambda: (loss_here_and_on_the_cpu(name) for name in fp4.recipes()),
     }
     for part in sys.argv[2:] or parts:
+        result[part] = []
         try:
-            result[part] = parts[part]()
+            for row in parts[part]():
+                result[part].append(row)
+                path.write_text(json.dumps(result, indent=1) + "\n")
         except Exception as error:  # one part's failure must not lose the others' figures
-            result[part] = f"failed: {type(error).__name__}: {error}"
+            result[part].append({"failed": f"{type(error).__name__}: {error}"})
         path.write_text(json.dumps(result, indent=1) + "\n")
     rows = result.get("quantizers")
-    if isinstance(rows, list):
+    if rows and not any("failed" in row for row in rows):
         result["quantizers"] = {
             "cases": len(rows),
             "gpu equals cpu": sum(r["gpu equals cpu"] for r in rows),

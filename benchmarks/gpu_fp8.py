@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.gpu_kernels import copy_rate, graph_seconds
 from fp4.kernels import fp8 as kernels
-from fp4.kernels.launch import launch
+from fp4.kernels.launch import launcher
 from fp4.kernels.quantize import quantize
 from fp4.kernels.target import target_of
 from fp4.kernels.tiles import Tile, tile_of
@@ -136,7 +136,7 @@ def speed() -> Iterator[dict[str, Any]]:
             usual = tile_of(spec, target)
             shares = {}
             for tile in dict.fromkeys((usual, *(Tile(*t) for t in TILES))):
-                run = partial(launch, spec, target, words, columns, None, 0, 0, pointers, tile)
+                run = launcher(spec, target, words, columns, None, 0, 0, pointers, tile)
                 shares[str((tile.rows, tile.units, tile.warps, tile.turns))] = moved / graph_seconds(run) / rate
             yield {"size": (rows, columns), "format": str(dtype), "share of copy, by tile, the usual first": shares}
         yield {"size": (rows, columns), "largest scale, us": graph_seconds(lambda s=scales: fp8.top_scale(s)) * 1e6}

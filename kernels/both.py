@@ -59,9 +59,11 @@ class BothSpec:
 class _Part(Kernel):
     """The lines of one orientation as a function of the tile."""
 
+    loops = False
+
     def function(self, name: str) -> str:
         self.body()
-        body = [*self.before, *self.lines, *self.after]
+        body = [*self.before, "down, across = tile // tiles, tile % tiles", *self.lines, *self.after]
         lines = "\n".join(f"    {line}" if line.strip() else "" for line in body)
         parameters = ["tile", *self.parameters(), *CONSTANTS]
         return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{lines}"

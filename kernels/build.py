@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import os
@@ -77,20 +78,33 @@ class Output(NamedTuple):
         return lambda: quick() if current() == index else plain()
 
 
+class Tiles(NamedTuple):
+    """number: of an operand's. turns: of a program, where nothing is known of the GPU."""
+
+    number: int
+    turns: int
+
+    def programs(self, resident: int = 0) -> int:
+        """How many programs take them: with `resident`, those that a GPU runs at once, so many rounds of all of these."""
+        if not resident:
+            return -(-self.number // self.turns)
+        return min(self.number, resident * max(1, round(self.number / (self.turns * resident))))
+
+
 class Bound:
     """A Triton kernel with all its arguments but tensors and draw sites, which a call gives.
 
     Triton looks its arguments over at every launch: integers that are 1 or a multiple of 16, pointers that are aligned. Here
     integers do not change, so equal alignments find the compiled kernel at once, and tensors are passed as addresses: they
     must lie on `device`. tensors, sites: names of a call's arguments, in their order; a name that the kernel has not is left
-    out. numbers: the other arguments. seen: the dtype as which the kernel sees a contiguous tensor, where it is not its own.
-    options: of the compilation.
+    out. grid: programs, or tiles that they share. numbers: the other arguments. seen: the dtype as which the kernel sees a
+    contiguous tensor, where it is not its own. options: of the compilation.
     """
 
     def __init__(
         self,
         kernel: Any,
-        grid: tuple[int, ...],
+        grid: tuple[int, ...] | Tiles,
         device: torch.device,
         tensors: Sequence[str],
         sites: Sequence[str],
@@ -98,7 +112,8 @@ class Bound:
         seen: Mapping[str, torch.dtype],
         **options: Any,
     ) -> None:
-        self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
+        self.kernel, self.tiles = kernel, grid if isinstance(grid, Tiles) else None
+        self.grid = (grid.programs(), 1, 1) if isinstance(grid, Tiles) else (*grid, 1, 1)[:3]
         self.index = device.index if device.type == "cuda" else None
         self.seen = [seen.get(name) for name in tensors]
         self.numbers = tuple(numbers.values())
@@ -130,7 +145,9 @@ class Bound:
         arguments = zip(self.kernel.arg_names, self.order((*typed, *words, *self.numbers)), strict=True)
         kernel = self.kernel[self.grid](**dict(arguments), **self.options)
         if kernel is not None:  # the interpreter compiles nothing
-            self.compiled[alignments] = _Compiled(kernel, self.index or 0)
+            self.compiled[alignments] = compiled = _Compiled(kernel, self.index or 0)
+            if self.tiles is not None and self.index is not None:
+                self.grid = (self.tiles.programs(compiled.resident()), 1, 1)
         return kernel
 
 
@@ -145,6 +162,14 @@ class _Compiled:
         self.direct = triton.__version__.startswith(DIRECT)
         self.stream = triton.runtime.driver.active.get_current_stream
         self.run, self.function, self.metadata = kernel.run, kernel.function, kernel.packed_metadata
+
+    def resident(self) -> int:
+        """Programs that the GPU runs at once, 0 where the driver does not say."""
+        found, threads = ctypes.c_int(), 32 * self.kernel.metadata.num_warps
+        shared = ctypes.c_size_t(self.kernel.metadata.shared)
+        occupancy = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor
+        failed = occupancy(ctypes.byref(found), ctypes.c_void_p(self.function), threads, shared)
+        return 0 if failed else found.value * torch.cuda.get_device_properties(self.index).multi_processor_count
 
     def launch(self, grid: tuple[int, ...], arguments: Sequence[Any]) -> None:
         """On the current stream. What ``kernel[grid](*arguments)`` does for a profiler's hooks, it does where there are any."""

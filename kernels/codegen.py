@@ -8,15 +8,13 @@ a transpose.
 
 from __future__ import annotations
 
-import math
 import re
 
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.operand import Operand
 from fp4.kernels.posthoc import first_pass
-from fp4.kernels.scales import ScaleRules
 from fp4.kernels.target import INTERPRETER, Target, TargetError
 from fp4.kernels.writer import f32
-from fp4.runtime.rng import STREAM_SIGNS
 from fp4.runtime.rounding import nan_code
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4
 
@@ -40,7 +38,7 @@ def source(spec: KernelSpec, target: Target) -> str:
     return kernel.module(kernel.title(), kernel.name())
 
 
-class Kernel(ScaleRules):
+class Kernel(Operand):
     """The kernel, from load to store."""
 
     def body(self) -> None:
@@ -55,124 +53,6 @@ class Kernel(ScaleRules):
             self.store_values("x", "width")
         else:
             self.quantize()
-
-    def tile(self) -> None:
-        spec, u = self.spec, self.spec.unit
-        width = "columns" if spec.rotation is None else f"tl.cdiv(columns, {spec.rotation.size}) * {spec.rotation.size}"
-        units = f"tl.cdiv(width, {spec.block[1]})" + (f" * {spec.block_units}" if spec.block_units > 1 else "")
-        row, unit = ("g // TB", "g % TB") if self.by_rows else ("g % TR", "g // TR")
-        self.once(
-            f"width = {width}",
-            f"units = {units}",
-            "tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row",
-            "total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles",
-            "g = tl.arange(0, TR * TB)",
-            f"k = tl.arange(0, {u})[:, None]",
-        )
-        self.add(
-            f"# unit g holds columns {u} * unit ... {u} * unit + {u - 1} of its row",
-            f"row = (tile // tiles * TR + {row}).to(tl.int64)",
-            f"unit = tile % tiles * TB + {unit}",
-        )
-
-    def load(self) -> None:
-        spec = self.spec
-        self.section(f"load: x ({spec.unit}, TR * TB), zero outside")
-        size = 4 if spec.input == "fp32" else 2
-        # A thread loads 16 bytes at once: a unit comes in parts, which would else go to several threads.
-        parts = max(1, spec.unit * size // 16) if self.by_rows else 1
-        n = spec.unit // parts
-        self.add(
-            f"source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * {spec.unit})[None, :]",
-            f"j = tl.arange(0, {n})[:, None]",
-        )
-        if not self.by_rows:
-            rows = spec.rows_held
-            self.add(
-                f"source = tl.max_contiguous(source, (1, {rows}))  # {rows} rows a thread: more would take all its registers"
-            )
-        kept = self.keeps_raw
-        names = [f"raw{i}" if kept else f"x{i}" for i in range(parts)] if parts > 1 or kept else ["x"]
-        for i, name in enumerate(names):
-            at = "j" if i == 0 else f"(j + {i * n})"
-            self.add(
-                f"inside = (row < rows)[None, :] & (unit[None, :] * {spec.unit} + {at} < columns)",
-                f"{name} = tl.load(source + {at}.to(tl.int64) * stride_c, mask=inside, other=0.0)"
-                + ("" if kept else ".to(tl.float32)"),
-            )
-        if kept:
-            self.add(*(f"x{i if parts > 1 else ''} = raw{i}.to(tl.float32)" for i in range(parts)))
-        if parts == 2:
-            self.add(f"x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), ({spec.unit}, TR * TB))")
-        elif parts == 4:
-            joined = "tl.join(tl.join(x0, x1), tl.join(x2, x3))"
-            self.add(f"x = tl.reshape(tl.permute({joined}, (3, 2, 0, 1)), ({spec.unit}, TR * TB))")
-
-    def rotate(self) -> None:
-        spec, r, u = self.spec, self.spec.rotation, self.spec.unit
-        assert r is not None
-        self.section(f"rotate: signs ({r.signs}), {r.size.bit_length() - 1} butterfly stages, 1/sqrt({r.size})")
-        if r.signs != "none":
-            self.signs()
-        self.hadamard()
-        if spec.output == "amax":
-            return  # the factor and the rounding to BF16 keep the order: they are the largest one's alone
-        self.add(f"x = x * {self.normalization()}")
-        if r.bf16:
-            self.add(f"x = {self.call('round_bf16' if self.interpreted else 'round_bf16_pairs')}(x)")
-        if spec.block[1] > r.size:
-            self.add(f"x = tl.where(unit[None, :] * {u} + k < width, x, 0.0)  # the block's padding is not rotated")
-
-    def normalization(self) -> str:
-        """The factor that makes the rotation orthogonal."""
-        assert self.spec.rotation is not None
-        return f32(1 / math.sqrt(self.spec.rotation.size))
-
-    def hadamard(self) -> None:
-        """The butterflies of x, without `normalization`."""
-        r, u = self.spec.rotation, self.spec.unit
-        assert r is not None
-        self.add(f"x = tl.reshape(x, ({u} * TR * TB,))")
-        butterfly = self.call("butterfly")
-        h = 1
-        while h < r.size:
-            self.add(f"x = {butterfly}(x, {f'{h} * TR * TB' if h < u else self.distance(h // u)})")
-            h *= 2
-        self.add(f"x = tl.reshape(x, ({u}, TR * TB))")
-
-    def signs(self) -> None:
-        spec, r, u = self.spec, self.spec.rotation, self.spec.unit
-        assert r is not None
-        units = spec.rotation_units
-        if r.signs == "fresh":
-            self.seed()
-            self.scalar("signs_site")
-            words = self.call("element_words")
-            self.once(
-                f"drawn = tl.arange(0, {units}).to(tl.int64) * {u}",
-                f"sign = {words}(drawn, {STREAM_SIGNS}, seed, signs_site.to(tl.uint32), {u}) >> 31  # ({u}, {units})",
-            )
-        else:
-            n = len(r.vector)
-            masks = [sum((v < 0) << i for i, v in enumerate(r.vector[f : f + 32])) for f in range(0, n, 32)]
-            if n <= u:
-                units = 1
-                index = "k" if n == u else f"k % {n}"
-            else:
-                self.once(f"index = (tl.arange(0, {units})[None, :] * {u} + k) % {n}")
-                index = "index % 32" if n > 32 else "index"
-            mask = f"tl.full((1, 1), {masks[0]:#x}, tl.uint32)"
-            for f, m in zip(range(32, n, 32), masks[1:], strict=True):
-                mask = f"tl.where(index >= {f}, tl.full((1, 1), {m:#x}, tl.uint32), {mask})"
-            self.once(f"sign = ({mask} >> ({index}).to(tl.uint32)) & 1")
-        self.once("sign = 1.0 - 2.0 * sign.to(tl.float32)")
-        if units > 1 and self.by_rows:
-            shape = f"({u}, TR * TB // {units}, {units})"
-            self.once(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :], {shape}), ({u}, TR * TB))")
-        elif units > 1:
-            shape = f"({u}, TB // {units}, {units}, TR)"
-            self.once(f"sign = tl.reshape(tl.broadcast_to(sign[:, None, :, None], {shape}), ({u}, TR * TB))")
-        self.add("x = x * sign")
 
     def store_amax(self) -> None:
         self.section("the largest finite magnitude: integers have the same order; shifted, Inf and NaN wrap below all others")
@@ -287,18 +167,13 @@ class Kernel(ScaleRules):
         elif self.native:
             self.add(f"tl.store(codes_ptr + row * units + unit, low, mask={inside})")
         else:
-            self.add(
-                "# eight codes a word, the even column in the low nibble",
-                f"shifted = tl.reshape(code, ({u // 8}, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]",
-                f"words = tl.sum(shifted, 1).to(tl.uint32)  # ({u // 8}, TR * TB)",
-            )
-            if u == 16:
-                self.add(
-                    "low, high = tl.split(tl.permute(words, (1, 0)))",
-                    "word = (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)",
-                )
+            self.add("# eight codes a word, the even column in the low nibble")
+            if self.packs_values:
+                self.packed_values()
+                word = "(low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)"
+                self.add("word = low" if u == 8 else f"word = ({word}).to(tl.int64, bitcast=True)")
             else:
-                self.add("word = tl.reshape(words, (TR * TB,)).to(tl.int32, bitcast=True)")
+                self.integer_codes()
             word = "word"
             if not self.by_rows:
                 word = self.transposed(word, "TR", "TB")
@@ -307,6 +182,22 @@ class Kernel(ScaleRules):
             at = "row * units + unit" if self.by_rows else "word_row * units + word_unit"
             self.add(f"tl.store(codes_ptr + {at}, {word}, mask={inside})")
         self.pointer("codes_ptr")
+
+    def integer_codes(self) -> None:
+        """`word` of each unit, of `code`."""
+        u = self.spec.unit
+        self.add(
+            "code = code | (bits(x) >> 28) & 8",
+            f"shifted = tl.reshape(code, ({u // 8}, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]",
+            f"words = tl.sum(shifted, 1).to(tl.uint32)  # ({u // 8}, TR * TB)",
+        )
+        if u == 16:
+            self.add(
+                "low, high = tl.split(tl.permute(words, (1, 0)))",
+                "word = (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)",
+            )
+        else:
+            self.add("word = tl.reshape(words, (TR * TB,)).to(tl.int32, bitcast=True)")
 
     def decode(self) -> None:
         spec, q = self.spec, self.spec.quantizer

@@ -24,13 +24,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "e8m0_inverse": ("floats",),
     "exmy_value": ("floats",),
     "element_value": ("floats",),
+    "element_value_signed": ("floats",),
     "with_sign": ("bits", "floats"),
     "divide": ("bits", "floats"),
     "butterfly": ("floats",),
-    "element_words": ("philox", "interleave"),
-    "any_words": ("philox",),
-    "element_draws": ("philox", "interleave"),
-    "any_draws": ("any_words",),
 }
 
 
@@ -153,6 +150,29 @@ def to_bf16(x):
 ''',
 )
 helper(
+    "unpack",
+    '''
+@triton.jit
+def unpack(x):
+    """BF16 to FP32, two at once."""
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+    )
+''',
+)
+helper(
+    "unpack_signed",
+    '''
+@triton.jit
+def unpack_signed(x, sign):
+    """BF16 to FP32, two at once, negative where `sign` (uint32) is 2^31: no more instructions than without signs."""
+    return tl.inline_asm_elementwise(
+        "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0x6A;",
+        "=f,=f,r,r,r", [x, sign], dtype=tl.float32, is_pure=True, pack=2,
+    )
+''',
+)
+helper(
     "round_bf16_pairs",
     '''
 @triton.jit
@@ -223,6 +243,31 @@ def divide(x, d):
 ''',
 )
 helper(
+    "reciprocal",
+    '''
+@triton.jit
+def reciprocal(d):
+    """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
+    high = tl.where(d > 0.0, tl.div_rn(1.0, d), 0.0)
+    error = tl.fma(high * -1.0, d, 1.0)
+    low = error * high
+    return high, tl.fma(low, error, low)
+''',
+)
+helper(
+    "quotient",
+    '''
+@triton.jit
+def quotient(x, high, low):
+    """x / d of d's reciprocal, by fma.rn.f32; 0 where that is 0, NaN of Inf or NaN there.
+
+    Not always the nearest, but on the same side of each midpoint of E2M1 and E4M3 as the nearest (checked for every significand
+    of d in tests/kernels/test_quotient.py), so that it rounds to the same element.
+    """
+    return tl.fma(x, tl.broadcast_to(high, x.shape), x * low)
+''',
+)
+helper(
     "with_sign",
     '''
 @triton.jit
@@ -238,10 +283,10 @@ helper(
 def round_e2m1(a):
     """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
     a = tl.minimum(a, 6.0)
-    binade = bits(tl.maximum(a, 1.0)) & 0x7F800000  # 1, 2 or 4: below 1 the step is that of [1, 2)
-    magic = floats(binade + 0x0B400000)  # 1.5 * 2^22 times the binade, one unit of which is the step
+    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
+    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
     t = a + magic
-    return t - magic, (bits(t) + (binade >> 22) + 2) & 7
+    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
 ''',
 )
 helper(
@@ -344,89 +389,17 @@ helper(
     '''
 @triton.jit
 def element_value(code):
-    """E2M1 codes (the low four bits of int32) to FP32."""
+    """E2M1 codes (the upper four bits of int32) to FP32."""
     # As the exponent and mantissa of a float they are 2^126 times too small, subnormals included.
-    return floats(((code << 28) >> 6) & -0x7E400000) * 8.507059173023462e37
+    return floats((code >> 6) & -0x7E400000) * 8.507059173023462e37
 ''',
 )
 helper(
-    "philox",
+    "element_value_signed",
     '''
 @triton.jit
-def philox(counter, stream, seed, site):
-    """Philox4x32-10: four random words (uint32) of each counter (int64)."""
-    c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
-    c2 = tl.full(counter.shape, stream, tl.uint32)
-    c3 = tl.zeros(counter.shape, tl.uint32)
-    k0, k1 = seed, site
-    for _ in tl.static_range(10):
-        p0, p1 = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
-        c0, c1 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0, p1.to(tl.uint32)
-        c2, c3 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1, p0.to(tl.uint32)
-        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
-    return c0, c1, c2, c3
-''',
-)
-helper(
-    "interleave",
-    '''
-@triton.jit
-def interleave(a, b, c, d, N: tl.constexpr, G: tl.constexpr):
-    """Four (N, G): row 4i + j of the result (4N, G) is row i of the j-th."""
-    return tl.reshape(tl.permute(tl.join(tl.join(a, b), tl.join(c, d)), (0, 3, 2, 1)), (4 * N, G))
-''',
-)
-helper(
-    "element_words",
-    '''
-@triton.jit
-def element_words(first, stream, seed, site, U: tl.constexpr):
-    """Random words of U consecutive elements from each index of `first` (G,), multiples of 4: (U, G)."""
-    counter = (first // 4)[None, :] + tl.arange(0, U // 4)[:, None]
-    a, b, c, d = philox(counter, stream, seed, site)
-    return interleave(a, b, c, d, U // 4, first.shape[0])
-''',
-)
-helper(
-    "any_words",
-    '''
-@triton.jit
-def any_words(index, stream, seed, site):
-    """Random words of elements of any index, of the shape of `index`; four are drawn for each."""
-    a, b, c, d = philox(index // 4, stream, seed, site)
-    j = index % 4
-    return tl.where(j < 2, tl.where(j == 0, a, b), tl.where(j == 2, c, d))
-''',
-)
-helper(
-    "element_draws",
-    '''
-@triton.jit
-def element_draws(first, stream, seed, site, U: tl.constexpr):
-    """Draws of 16 bits for U consecutive elements from each index of `first` (G,), multiples of 8: (U, G), int32."""
-    counter = (first // 8)[None, :] + tl.arange(0, U // 8)[:, None]
-    a, b, c, d = philox(counter, stream, seed, site)
-    word = interleave(a, b, c, d, U // 8, first.shape[0])
-    pairs = tl.permute(tl.join((word & 0xFFFF).to(tl.int32), (word >> 16).to(tl.int32)), (0, 2, 1))
-    return tl.reshape(pairs, (U, first.shape[0]))
-''',
-)
-helper(
-    "any_draws",
-    '''
-@triton.jit
-def any_draws(index, stream, seed, site):
-    """Draws of 16 bits for elements of any index, of the shape of `index`, int32."""
-    word = any_words(index // 2, stream, seed, site)
-    return ((word >> (index % 2 * 16).to(tl.uint32)) & 0xFFFF).to(tl.int32)
-''',
-)
-helper(
-    "uniform",
-    '''
-@triton.jit
-def uniform(word):
-    """FP32 in [0, 1) from the upper 24 bits of random words."""
-    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+def element_value_signed(code, sign):
+    """`element_value`, negative where `sign` (uint32) is 2^31."""
+    return floats(((code >> 6) & -0x7E400000) ^ sign.to(tl.int32, bitcast=True)) * 8.507059173023462e37
 ''',
 )

@@ -116,7 +116,9 @@ class KernelSpec:
         """Rows of a unit that one thread holds where rows lie together in memory."""
         if self.draws_elements and not self.aligned:
             return 1  # a Philox call for each element
-        return 2 if isinstance(self.quantizer, NVFP4) and self.quantizer.four_six else 4
+        q = self.quantizer
+        crowded = isinstance(q, NVFP4) and (q.four_six or (q.rounding == "ms_eden" and self.output == "packed"))
+        return 2 if crowded else 4
 
     @property
     def outer_units(self) -> int:

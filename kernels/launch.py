@@ -6,7 +6,7 @@ addresses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fp4.kernels import autotune
-from fp4.kernels.build import Bound, Output, build
+from fp4.kernels.build import Bound, Output, Tiles, build
 from fp4.kernels.codegen import source
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target
@@ -140,9 +140,8 @@ def tiled(
     units = ceil_div(width, spec.block[1]) * spec.block_units
     tile = tile or fitted(spec, target, units)
     tiles = max(1, ceil_div(rows, tile.rows)) * max(1, ceil_div(units, tile.units))
-    grid = (ceil_div(tiles, tile.turns),)
     numbers = {**numbers, **tile.constants}
-    return Bound(_kernel(spec, target), grid, device, names, SITES, numbers, seen, num_warps=tile.warps)
+    return Bound(_kernel(spec, target), Tiles(tiles, tile.turns), device, names, SITES, numbers, seen, num_warps=tile.warps)
 
 
 @cache
@@ -150,7 +149,7 @@ def _kernel(spec: KernelSpec, target: Target) -> Any:
     return build(source(spec, target))
 
 
-def launch(
+def launcher(
     spec: KernelSpec,
     target: Target,
     x: Tensor,
@@ -160,8 +159,8 @@ def launch(
     signs_site: int,
     pointers: Mapping[str, Any],
     tile: Tile | None = None,
-) -> Any:
-    """One launch over x (R, C) of which nothing is kept, to measure tiles; returns the compiled kernel.
+) -> Callable[[], Any]:
+    """Launches over x (R, C) of which nothing is kept, to measure a tile; each returns the compiled kernel.
 
     pointers: the kernel's other arguments by name, tensors of the dtype that it sees and integers, and those that override
     what follows from x.
@@ -171,4 +170,4 @@ def launch(
     tensors = {"x_ptr": x, "seed_ptr": seed, **pointers}
     tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
     bound = tiled(spec, target, x.device, (numbers["rows"], width), list(tensors), numbers, {}, tile)
-    return bound(list(tensors.values()), (site, signs_site))
+    return partial(bound, list(tensors.values()), (site, signs_site))

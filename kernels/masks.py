@@ -75,6 +75,7 @@ class UnrotateKernel(Kernel):
     """Load, mask, butterfly, multiply, signs, one rounding; the padding is cut off."""
 
     spec: UnrotateSpec
+    signs_on_load = False  # they are the last
 
     def body(self) -> None:
         self.tile()

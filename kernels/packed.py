@@ -60,7 +60,14 @@ class PackedKernel(Kernel):
     """`Kernel` that reads codes."""
 
     spec: PackedSpec
+
+    @property
+    def signs_on_load(self) -> bool:
+        r = self.spec.rotation
+        return r is not None and r.signs == "fresh" and not self.interpreted
+
     keeps_raw = False  # what is loaded are codes
+    ahead = False
 
     def __init__(self, spec: PackedSpec, target: object) -> None:
         super().__init__(spec, target)  # type: ignore[arg-type]
@@ -103,8 +110,8 @@ class PackedKernel(Kernel):
         u = self.spec.unit
         self.add(
             f"w = tl.arange(0, TR * TB // {CODES})",
-            f"word_row = (tile // tiles * (TR // {CODES}) + w % (TR // {CODES})).to(tl.int64)",
-            f"column = (tile % tiles * TB + w // (TR // {CODES})).to(tl.int64)[None, :] * {u} + k",
+            f"word_row = (down * (TR // {CODES}) + w % (TR // {CODES})).to(tl.int64)",
+            f"column = (across * TB + w // (TR // {CODES})).to(tl.int64)[None, :] * {u} + k",
             f"inside = (word_row * {CODES} < rows)[None, :] & (column < columns)",
             "words = tl.load(packed_ptr + column * packed_stride + word_row[None, :], mask=inside, other=0)",
         )
@@ -133,7 +140,17 @@ class PackedKernel(Kernel):
             f"scale_code = tl.load(packed_scales_ptr + place, mask={inside}, other=0).to(tl.int32)",
         )
         self.decode_scale()
-        value = f"{self.call('element_value')}(words{word} >> (tl.arange(0, {CODES}) * 4){code})"
+        code = f"words{word} << (28 - tl.arange(0, {CODES}) * 4){code}"
+        if self.signs_on_load:
+            self.fresh_signs("sign", 0, spec.unit)
+            self.once("sign = sign << 31")
+            self.spread_signs("sign", spec.rotation_units, spec.unit)
+            shape = (
+                f"({spec.unit // CODES}, {CODES}, TR * TB)" if self.by_rows else f"({spec.unit}, TR * TB // {CODES}, {CODES})"
+            )
+            value = f"{self.call('element_value_signed')}({code}, tl.reshape(sign, {shape}))"
+        else:
+            value = f"{self.call('element_value')}({code})"
         self.add(f"x = {value} * scale{scale}")
         if spec.factor == "tensor":
             self.add(f"x = x * tl.load({self.pointer('packed_factor_ptr')})")
@@ -153,6 +170,8 @@ class PackedKernel(Kernel):
         nan = nan_code(source.scale_format)
         if source.scale_format == "e8m0":
             self.add(f'scale = tl.where(scale_code == {nan}, float("nan"), {self.call("e8m0_value")}(scale_code))')
+        elif source.scale_format == "e4m3" and not self.interpreted and self.target.capability >= 89:  # cvt.rn.f16x2.e4m3x2
+            self.add("scale = scale_code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)")
         else:
             _, mantissa, bias, _ = SCALE_FORMATS[source.scale_format]
             self.add(f"scale = {self.call('exmy_value')}(scale_code, {mantissa}, {bias}, {nan})")

@@ -6,25 +6,13 @@ from fp4.kernels.native import NativeRounding
 from fp4.kernels.writer import INF_BITS, f32
 from fp4.runtime.formats import E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
 from fp4.runtime.reference import MX_CARRY, TOP_EXPONENT
-from fp4.runtime.rng import STREAM_ELEMENT, STREAM_SCALE
+from fp4.runtime.rng import STREAM_SCALE
 from fp4.runtime.rounding import ELEMENT_MAX
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4
 
 
 class ScaleRules(NativeRounding):
     """From a tile `x` and `block_max` of its blocks: `s` and `scale_code` of each block, `value` and `code` of each element."""
-
-    def seed(self) -> None:
-        if "seed_ptr" not in self.pointers:
-            self.once(f"seed = tl.load({self.pointer('seed_ptr')}).to(tl.uint32)")
-
-    def located(self, index: str, row: str, column: str, unit: int) -> str:
-        """The index of an element (`unit` = 1) or block in the matrix that the operand is a part of; `index` without one."""
-        if not self.spec.located:
-            return index
-        seed = self.pointer("seed_ptr")
-        self.once(f"whole, first = tl.load({seed} + 1) // {unit}, tl.load({seed} + 2) // {unit}")
-        return f"{row} * whole + first + {column}"
 
     # -- elements
 
@@ -49,18 +37,6 @@ class ScaleRules(NativeRounding):
             self.add(f"value, code = {rounding}(tl.abs({scaled}), draw)")
         else:
             self.add(f"value, code = {self.call('round_e2m1')}(tl.abs({scaled}))")
-        self.add("code = code | (bits(x) >> 28) & 8")
-
-    def draws(self) -> None:
-        """`draw`: 16 random bits of each element, of its index in the operand."""
-        self.seed()
-        self.scalar("site")
-        u, tail = self.spec.unit, f"{STREAM_ELEMENT}, seed, site.to(tl.uint32)"
-        first = self.located(f"row * width + unit * {u}", "row", f"unit * {u}", 1)
-        if self.spec.aligned:
-            self.add(f"draw = {self.call('element_draws')}({first}, {tail}, {u})")
-        else:
-            self.add(f"draw = {self.call('any_draws')}(({first})[None, :] + k, {tail})")
 
     def round_exmy(self, value: str, name: str, word: str | None = None) -> str:
         """The call that rounds magnitudes to a format."""
@@ -123,12 +99,15 @@ class ScaleRules(NativeRounding):
             f"tensor_scale = tl.div_rn(tl.load({self.pointer('amax_ptr')}), {f32(top)})",
             "tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)",
         )
+        if not self.interpreted and self.lifts:  # a power of two, 1 unless quotients would over- or underflow
+            down = f"tl.where(tensor_scale > {2.0**80!r}, {2.0**-100!r}, 1.0)"
+            self.once(f"lift = tl.where(tensor_scale < {2.0**-80!r}, {2.0**100!r}, {down})")
 
     def four_six(self, q: NVFP4) -> None:
         self.section("scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)")
         self.headroom(q, 6.0)
         for c in ("6", "4"):
-            self.add(f"s{c}, scale_code{c} = {self.round_exmy(f'tl.div_rn(block_max, tensor_scale * {c}.0)', q.scale)}")
+            self.add(f"s{c}, scale_code{c} = {self.round_exmy(self.over_factor(q, float(c)), q.scale)}")
             self.elements_of_quotient(f"s{c} * tensor_scale", c)
             magnitude = "x" if self.native else "tl.abs(x)"
             self.add(f"error = {magnitude} - value{c} * {self.over(self.spread(f's{c}'))} * tensor_scale")
@@ -146,7 +125,6 @@ class ScaleRules(NativeRounding):
         self.add(
             "four = four[None, :]",
             "value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)",
-            "code = code | (bits(x) >> 28) & 8",
         )
 
     def over_divisor(self, value: str) -> str:
@@ -157,33 +135,53 @@ class ScaleRules(NativeRounding):
     def ms_eden(self, q: NVFP4) -> None:
         self.section("scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)")
         self.headroom(q, q.factor)
-        self.add(f"s, _ = {self.round_exmy(f'tl.div_rn(block_max, tensor_scale * {f32(q.factor)})', q.scale)}")
+        self.add(f"s, _ = {self.round_exmy(self.over_factor(q, q.factor), q.scale)}")
         self.elements_of_quotient("s * tensor_scale")
         magnitude = "x" if self.native else "tl.abs(x)"  # of the sign of `value`
         self.tree_sum("projected", f"{magnitude} * (value * {self.over('s')} * tensor_scale)")
         self.tree_sum("square", "x * x")
         self.seed()
         self.scalar("site")
-        index = self.located("row * units + unit", "row", "unit", q.block[1])
+        fours = not self.spec.located and self.spec.rotation_units % 4 == 0  # of one row
+        if fours and self.spec.block_units == 1 and q.block[0] == 1:
+            words, more = f"{self.call('block_words')}(row, unit, units", f", {self.unit_axis(4)[1]}"
+        else:
+            words, more = f"{self.call('any_words')}({self.located('row * units + unit', 'row', 'unit', q.block[1])}", ""
         self.add(
             "correction = tl.div_rn(square, projected)",
             'correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)',
-            f"word = {self.call('any_words')}({index}, {STREAM_SCALE}, seed, site.to(tl.uint32))",
+            f"word = {words}, {STREAM_SCALE}, seed, site.to(tl.uint32){more})",
             f"s, scale_code = {self.round_exmy('s * correction', q.scale, 'word')}",
         )
 
+    def over_factor(self, q: NVFP4, factor: float) -> str:
+        """`block_max` over the tensor scale and a factor, to be rounded to the scale's format."""
+        if self.interpreted or not self.lifts:
+            return f"tl.div_rn(block_max, tensor_scale * {f32(factor)})"
+        name = f"{factor:g}".replace(".", "_")
+        self.once(f"high_{name}, low_{name} = {self.call('reciprocal')}(tensor_scale * {f32(factor)} * lift)")
+        return f"{self.call('quotient')}(block_max * lift, high_{name}, low_{name})"
+
+    @property
+    def lifts(self) -> bool:
+        """Are divisors the tensor scale times E4M3 numbers, so that `lift` brings all of them where `quotient` is right?"""
+        q = self.spec.quantizer
+        return isinstance(q, NVFP4) and q.tensor_scale and not q.posthoc and q.scale == "e4m3" and not q.has_outer_scale
+
     def elements_of_quotient(self, divisor: str, suffix: str = "") -> None:
         """`value` and `code` of the tile's magnitudes over the block's divisor, or 0; native: signed, and packed."""
-        self.add(f"divisor = {self.spread(divisor)}")
-        quotient = f"tl.where((divisor > 0.0)[None, :], {self.over_divisor('tl.abs(x)')}, 0.0)"
+        if self.interpreted or not self.lifts:
+            self.add(f"divisor = {self.spread(divisor)}")
+            quotient = f"tl.where((divisor > 0.0)[None, :], {self.over_divisor('tl.abs(x)')}, 0.0)"
+        else:
+            self.add(f"high, low = {self.call('reciprocal')}({self.spread(f'({divisor}) * lift')})")
+            quotient = f"tl.abs({self.call('quotient')}(x * lift, high[None, :], low[None, :]))"
         if self.native:
             # Of a quotient that is NaN, since huge, cvt would not see the sign.
             self.native_codes(f"{self.call('with_sign')}(tl.minimum({quotient}, 6.0), x)", suffix)
             self.native_values(suffix)
             return
         self.add(f"value{suffix}, code{suffix} = {self.call('round_e2m1')}({quotient})")
-        if not suffix:
-            self.add("code = code | (bits(x) >> 28) & 8")
 
     def fp8(self, q: FP8) -> None:
         self.section("scales: amax over the format's maximum, FP32")

@@ -26,7 +26,7 @@ class Tile:
 
 
 NARROWEST = 16  # units: 512 bytes of a row
-LOST = 1 / 24  # share of the tiles' columns that may lie outside the operand
+LOST = 1 / 64  # share of the tiles' columns that may lie outside the operand
 
 
 def fitted(spec: KernelSpec, target: Target, units: int) -> Tile:
@@ -45,7 +45,7 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     if target.name == INTERPRETER:
         return Tile(max(least_rows, 64), max(least_units, 16), 1)
     if isinstance(spec, PackedSpec) and spec.memory == "columns":
-        return _of_words(spec)
+        return _of_words(spec, target)
     rows, units, warps, turns = _measured(spec)
     rows, units = max(rows, least_rows), max(units, least_units)
     while rows * units * spec.unit > 64 * 32 * warps:
@@ -53,11 +53,13 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     return Tile(rows, units, warps, turns)
 
 
-def _of_words(spec: PackedSpec) -> Tile:
-    """A thread holds 64 elements; where many units are rotated together, one warp holds them."""
+def _of_words(spec: PackedSpec, target: Target) -> Tile:
+    """A thread holds 64 elements; where many units are rotated together, one warp holds them, 32 a thread if quantized (and on
+    Blackwell, whose assembler would give a thread a stack)."""
     least_rows, least_units = spec.least_tile
     units, warps = max(least_units, 4), 1 if least_units > 4 else 4
-    rows = max(least_rows, CODES, 64 * 32 * warps // (units * spec.unit))
+    held = 32 if warps == 1 and (spec.quantizer is not None or target.rounds_e2m1) else 64
+    rows = max(least_rows, CODES, held * 32 * warps // (units * spec.unit))
     while rows * units * spec.unit > 64 * 32 * warps:
         warps *= 2
     return Tile(rows, units, warps, 1 if warps > 1 else 4)
@@ -67,27 +69,26 @@ def _measured(spec: KernelSpec) -> tuple[int, int, int, int]:
     """Rows, units, warps and turns that were the fastest of some dozen on an H200 (benchmarks/gpu_kernels.py)."""
     q, packed = spec.quantizer, spec.output == "packed"
     four_six = isinstance(q, NVFP4) and q.four_six
+    heavy = (isinstance(q, NVFP4) and q.rounding == "ms_eden") or (four_six and packed)
     few = spec.output == "rotated" or (isinstance(q, MXFP4 | MXFP8) and not packed)  # instructions
     if spec.draws_elements and not spec.aligned:
         return (4, 32, 4, 1) if spec.memory == "rows" else (32, 4, 4, 1)
     if spec.memory == "rows":
-        if spec.output == "amax":
-            return 8, 64, 4, 8
         if spec.block[0] > 1:
-            return 16, 16 if four_six else 32 if spec.block[0] < 128 else 8, 4, 1
-        if few:
-            return 4, 32, 4, 1
-        if spec.output == "values" and spec.dtype in ("e4m3", "e5m2"):
-            return 4, 32, 4, 4
-        if isinstance(q, NVFP4) and (four_six if packed else spec.rotation is None and q.rounding == "nearest"):
-            return 4, 32, 4, 4
-        if isinstance(q, NVFP4) and q.rounding == "stochastic" and not packed:
-            return 4, 32, 4, 4
-        return 1, 128, 2, 2 if packed else 4
+            return (16, 16, 4, 1) if four_six else (16, 16, 8, 4) if spec.block[0] < 128 else (16, 8, 4, 1)
+        if spec.output == "amax":
+            return (1, 64, 1, 8) if spec.rotation_units > 1 else (8, 64, 4, 8)
+        if heavy:
+            return 1, 64, 1, 8
+        if packed or four_six:
+            return 1, 64, 2, 4
+        return 4, 32, 4, 1 if few else 4
     if spec.scale_layout == "swizzled" and q is not None and (q.needs_seed or spec.rotation_units > 1):
         return 32, 8, 2, 4  # not measured: as the next, by two warps, for sm_100a's assembler gives one alone a stack
-    if spec.rotation_units > 1 or (packed and spec.block[0] == 1):
-        return 16, 8, 2 if four_six else 1, 4
     if spec.output == "amax":
-        return 64, 8, 4, 4
-    return 64, 4, 4 if four_six else 2, 1 if few else 2
+        return (32, 8, 1, 4) if spec.rotation_units > 1 else (64, 8, 4, 4)
+    if spec.rotation_units > 1:
+        return 8 if heavy and packed else 16, 8, 1, 8 if heavy else 4
+    if packed and spec.block[0] == 1:
+        return 16, 8 if four_six else 16, 2, 4
+    return (64, 2, 2, 4) if four_six else (64, 4, 2, 1 if few else 2)

@@ -24,10 +24,15 @@ def f32(value: float) -> str:
 class Writer:
     """The lines of a kernel so far, the helpers that they call, and its parameters in the order of their first use."""
 
+    loops = True  # does the kernel take its tiles one after the other?
+
     def __init__(self, spec: KernelSpec, target: Target) -> None:
         self.spec, self.target = spec, target
+        self.functions: list[str] = []  # of this kernel alone
         self.before: list[str] = []  # what is the same for all tiles of a program
+        self.start: list[str] = []  # of the first tile
         self.lines: list[str] = []  # of a tile
+        self.finish: list[str] = []  # of a tile, at last
         self.after: list[str] = []
         self.helpers: list[str] = []
         self.pointers = ["x_ptr"]
@@ -35,19 +40,31 @@ class Writer:
 
     def module(self, title: str, name: str) -> str:
         """The text of the module: helpers, then the kernel of the lines so far, under the name that a profiler shows."""
-        functions = "\n\n\n".join(HELPERS[name] for name in used(self.helpers))
+        functions = "\n\n\n".join([*(HELPERS[name] for name in used(self.helpers)), *self.functions])
         parameters = ", ".join([*self.pointers, *self.scalars, *CONSTANTS])
         fixed = [s for s in self.scalars if s.endswith("site")]
         decorator = f"@triton.jit(do_not_specialize={fixed!r})" if fixed else "@triton.jit"
         head = f'"""{title}"""\n\nimport triton\nimport triton.language as tl'
+        steps = [*([] if self.finish else self.advance()), *self.finish, "down, across = next_down, next_across"]
         body = [
             *self.before,
-            "for tile in range(tl.program_id(0), total, tl.num_programs(0)):",
-            *("    " + line if line else "" for line in self.lines),
+            "down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles  # of a tile",
+            "down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles",
+            *self.start,
+            "for _ in range(tl.program_id(0), total, tl.num_programs(0)):",
+            *("    " + line if line else "" for line in [*self.lines, *steps]),
             *self.after,
         ]
         kernel = "\n".join([decorator, f"def {name}({parameters}):", *("    " + line if line.strip() else "" for line in body)])
         return "\n\n\n".join(filter(None, (head, functions, kernel, f"kernel = {name}"))) + "\n"
+
+    def advance(self) -> list[str]:
+        """Lines that find the place of the program's next tile."""
+        return [
+            "next_across = across + across_step",
+            "wraps = next_across >= tiles",
+            "next_down, next_across = down + down_step + wraps.to(tl.int32), next_across - tl.where(wraps, tiles, 0)",
+        ]
 
     def add(self, *lines: str) -> None:
         self.lines.extend(lines)
@@ -149,8 +166,8 @@ class Writer:
         tb = f"TB // {units}" if units > 1 else "TB"
         if not flat:
             self.add(
-                f"{row} = ((tile // tiles) * ({tr}) + tl.arange(0, {tr})[:, None]).to(tl.int64)",
-                f"{column} = tile % tiles * ({tb}) + tl.arange(0, {tb})[None, :]",
+                f"{row} = (down * ({tr}) + tl.arange(0, {tr})[:, None]).to(tl.int64)",
+                f"{column} = across * ({tb}) + tl.arange(0, {tb})[None, :]",
             )
             return
         if block_rows == units == 1:
@@ -158,4 +175,4 @@ class Writer:
             return
         self.add(f"b = tl.arange(0, ({tr}) * ({tb}))")
         r, c = (f"b // ({tb})", f"b % ({tb})") if self.by_rows else (f"b % ({tr})", f"b // ({tr})")
-        self.add(f"{row} = ((tile // tiles) * ({tr}) + {r}).to(tl.int64)", f"{column} = tile % tiles * ({tb}) + {c}")
+        self.add(f"{row} = (down * ({tr}) + {r}).to(tl.int64)", f"{column} = across * ({tb}) + {c}")

@@ -13,7 +13,7 @@ import triton
 from benchmarks.launch_host import Driver, Launcher
 from fp4.kernels import autotune, build, launch, requantize
 from fp4.kernels import quantize as kernels
-from fp4.kernels.build import COMPILE_OPTIONS, Bound, Output
+from fp4.kernels.build import COMPILE_OPTIONS, Bound, Output, Tiles
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.launch import Plan, planned
 from fp4.kernels.target import Target
@@ -154,6 +154,26 @@ def test_another_triton_launches_itself(monkeypatch: pytest.MonkeyPatch) -> None
     assert [call[0] for call in kernel.calls] == ["getitem"]
 
 
+@pytest.mark.parametrize(
+    ("tiles", "resident", "programs"),
+    [(8192, 0, 1024), (8192, 924, 924), (22016, 1188, 5 * 1188), (700, 1188, 700), (9, 0, 2), (4 * 8 * 100 + 8 * 51, 100, 500)],
+)
+def test_programs_share_the_tiles_evenly(tiles: int, resident: int, programs: int) -> None:
+    """Rounds of all that a GPU runs at once, so many that a program has about the tile's turns."""
+    assert Tiles(tiles, 8 if tiles != 22016 else 4).programs(resident) == programs
+
+
+def test_the_grid_follows_what_the_compiled_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build._Compiled, "resident", lambda self: 5)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    kernel, x = Kernel(), torch.zeros(64)
+    one = Bound(kernel, Tiles(64, 4), torch.device("cuda", 0), ["x_ptr", "y_ptr"], ["site"], {"rows": 16, "N": 8}, {})
+    assert one.grid == (16, 1, 1)
+    for _ in range(2):
+        one([x, x], (1,))
+    assert [call[1:4] for call in kernel.calls] == [(15, 1, 1)]
+
+
 def test_the_interpreter_compiles_nothing() -> None:
     class Interpreted(Kernel):
         def __getitem__(self, grid: tuple[int, int, int]) -> Any:
@@ -281,9 +301,9 @@ def test_autotuning_forgets_the_plans_that_have_their_tiles(monkeypatch: pytest.
     assert not launch.PLANS
 
 
-@pytest.mark.parametrize(("columns", "units"), [(4096, 128), (11008, 64), (2752, 16), (384, 16), (2048, 128), (160, 16)])
+@pytest.mark.parametrize(("columns", "units"), [(4096, 64), (11008, 16), (2752, 16), (384, 16), (2048, 64), (160, 16)])
 def test_a_tile_is_flatter_where_a_row_would_not_fill_it(columns: int, units: int) -> None:
-    """As many elements and warps; 11008 columns are 5.4 tiles of 2048, and 10.75 of 1024."""
+    """As many elements and warps; 11008 columns are 10.75 tiles of 1024, and 43 of 256."""
     spec, target = KernelSpec(NVFP4(), Rotation(16)), Target("sm_90")
     usual, tile = tile_of(spec, target), fitted(spec, target, columns // 16)
     assert tile.units == units
