@@ -61,9 +61,13 @@ class _Part(Kernel):
 
     loops = False
 
+    @property
+    def down_first(self) -> bool:
+        return not self.by_rows  # the tile of the operand and that of its transpose have one number
+
     def function(self, name: str) -> str:
         self.body()
-        body = [*self.before, "down, across = tile // tiles, tile % tiles", *self.lines, *self.after]
+        body = [*self.before, *self.place("tile"), *self.lines, *self.after]
         lines = "\n".join(f"    {line}" if line.strip() else "" for line in body)
         parameters = ["tile", *self.parameters(), *CONSTANTS]
         return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{lines}"
@@ -95,9 +99,7 @@ def {kernel_name}({", ".join([*own, *CONSTANTS])}):
     down = tl.maximum(tl.cdiv(rows, TR), 1)
     for tile in range(tl.program_id(0), across * down, tl.num_programs(0)):
         rows_part(tile, {", ".join(given["rows"].values())}, TR, TB)
-        # of the transpose, whose tiles are numbered down the columns
-        transposed = tile % across * down + tile // across
-        columns_part(transposed, {", ".join(given["columns"].values())}, TB * {UNIT}, TR // {UNIT})
+        columns_part(tile, {", ".join(given["columns"].values())}, TB * {UNIT}, TR // {UNIT})
 """.strip("\n")
     titles = [part.title().partition(".\n")[0] for part in parts.values()]
     title = f'"""{titles[0]}; and of the transpose\n{titles[1]}.\n\nA program takes TR rows x TB units of {UNIT} columns.\n"""'
@@ -106,11 +108,11 @@ def {kernel_name}({", ".join([*own, *CONSTANTS])}):
 
 
 def tile_of(spec: BothSpec) -> Tile:
-    """As square as rotations and blocks allow; 64 elements a thread, or 32 where more would not stay in its registers."""
+    """As square as rotations and blocks allow; 64 elements a thread, or 32 or 16 where more would not stay in its registers."""
     rows, units = _least(spec)
     while rows * units * UNIT < ELEMENTS:
         rows, units = (2 * rows, units) if rows < UNIT * units else (rows, 2 * units)
-    return Tile(rows, units, 4 if _crowded(spec.rows) or _crowded(spec.columns) else 2, 1)
+    return Tile(rows, units, 2 << (_crowded(spec.rows) + _crowded(spec.columns)), 1)
 
 
 def _least(spec: BothSpec) -> tuple[int, int]:

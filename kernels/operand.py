@@ -21,8 +21,7 @@ class Operand(ScaleRules):
         self.once(
             f"width = {width}",
             f"units = {units}",
-            "tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row",
-            "total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles",
+            *self.tiles(),
             "g = tl.arange(0, TR * TB)",
             f"k = tl.arange(0, {u})[:, None]",
         )
@@ -31,6 +30,19 @@ class Operand(ScaleRules):
             f"row = (down * TR + {row}).to(tl.int64)",
             f"unit = across * TB + {unit}",
         )
+
+    @property
+    def down_first(self) -> bool:
+        """So that tiles of a few rows, which are neighbours in memory, are read together; high ones are better written together."""
+        spec = self.spec
+        four_six = isinstance(spec.quantizer, NVFP4) and spec.quantizer.four_six
+        return not self.by_rows and (spec.output == "packed" or spec.rotation_units > 1 or four_six)
+
+    def tiles(self) -> list[str]:
+        in_row, in_column = "tl.maximum(tl.cdiv(units, TB), 1)", "tl.maximum(tl.cdiv(rows, TR), 1)"
+        if not self.down_first:
+            return [f"tiles = {in_row}  # of a row, numbered one after the other", f"total = {in_column} * tiles"]
+        return [f"tiles = {in_column}  # of a column, numbered one after the other", f"total = {in_row} * tiles"]
 
     def load(self) -> None:
         spec = self.spec
@@ -167,7 +179,8 @@ class Operand(ScaleRules):
                 mask = f"tl.where(index >= {f}, tl.full((1, 1), {m:#x}, tl.uint32), {mask})"
             self.once(f"sign = ({mask} >> ({index}).to(tl.uint32)) & 1")
         self.once("sign = 1.0 - 2.0 * sign.to(tl.float32)")
-        self.spread_signs("sign", units, u)
+        if units > 1:
+            self.spread_signs("sign", units, u)
         self.add("x = x * sign")
 
     def fresh_signs(self, name: str, first: int, n: int) -> None:
@@ -187,5 +200,5 @@ class Operand(ScaleRules):
         elif units > 1:
             shape = f"({n}, TB // {units}, {units}, TR)"
             self.once(f"{name} = tl.reshape(tl.broadcast_to({name}[:, None, :, None], {shape}), ({n}, TR * TB))")
-        elif name != "sign":
+        else:
             self.once(f"{name} = tl.broadcast_to({name}, ({n}, TR * TB))")

@@ -61,13 +61,17 @@ class PackedKernel(Kernel):
 
     spec: PackedSpec
 
+    keeps_raw = False  # what is loaded are codes
+    ahead = False
+
+    @property
+    def down_first(self) -> bool:
+        return False
+
     @property
     def signs_on_load(self) -> bool:
         r = self.spec.rotation
         return r is not None and r.signs == "fresh" and not self.interpreted
-
-    keeps_raw = False  # what is loaded are codes
-    ahead = False
 
     def __init__(self, spec: PackedSpec, target: object) -> None:
         super().__init__(spec, target)  # type: ignore[arg-type]

@@ -47,10 +47,10 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     if isinstance(spec, PackedSpec) and spec.memory == "columns":
         return _of_words(spec, target)
     rows, units, warps, turns = _measured(spec)
-    rows, units = max(rows, least_rows), max(units, least_units)
-    while rows * units * spec.unit > 64 * 32 * warps:
-        warps *= 2  # at most 64 elements a thread, what its registers hold
-    return Tile(rows, units, warps, turns)
+    tile = Tile(max(rows, least_rows), max(units, least_units), warps, turns)
+    while tile.rows * tile.units > rows * units and tile.rows * tile.units * spec.unit > 64 * 32 * tile.warps:
+        tile = replace(tile, warps=2 * tile.warps)  # at most 64 elements a thread, what its registers hold
+    return tile
 
 
 def _of_words(spec: PackedSpec, target: Target) -> Tile:
@@ -82,6 +82,8 @@ def _measured(spec: KernelSpec) -> tuple[int, int, int, int]:
             return 1, 64, 1, 8
         if packed or four_six:
             return 1, 64, 2, 4
+        if spec.output == "values" and spec.dtype == "bf16":
+            return 1, 128, 2, 4
         return 4, 32, 4, 1 if few else 4
     if spec.scale_layout == "swizzled" and q is not None and (q.needs_seed or spec.rotation_units > 1):
         return 32, 8, 2, 4  # not measured: as the next, by two warps, for sm_100a's assembler gives one alone a stack
@@ -89,6 +91,8 @@ def _measured(spec: KernelSpec) -> tuple[int, int, int, int]:
         return (32, 8, 1, 4) if spec.rotation_units > 1 else (64, 8, 4, 4)
     if spec.rotation_units > 1:
         return 8 if heavy and packed else 16, 8, 1, 8 if heavy else 4
-    if packed and spec.block[0] == 1:
-        return 16, 8 if four_six else 16, 2, 4
-    return (64, 2, 2, 4) if four_six else (64, 4, 2, 1 if few else 2)
+    if four_six:
+        return 8, 8, 1, 8
+    if packed and spec.block[0] == 1 and isinstance(q, NVFP4):
+        return (16, 8, 1, 4) if q.rounding == "stochastic" else (16, 16, 2, 4)
+    return 64, 4, 2, 1 if few else 2

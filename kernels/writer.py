@@ -45,11 +45,12 @@ class Writer:
         fixed = [s for s in self.scalars if s.endswith("site")]
         decorator = f"@triton.jit(do_not_specialize={fixed!r})" if fixed else "@triton.jit"
         head = f'"""{title}"""\n\nimport triton\nimport triton.language as tl'
+        slow, quick = self.order
         steps = [*([] if self.finish else self.advance()), *self.finish, "down, across = next_down, next_across"]
         body = [
             *self.before,
-            "down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles  # of a tile",
-            "down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles",
+            *self.place("tl.program_id(0)"),
+            f"{slow}_step, {quick}_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles",
             *self.start,
             "for _ in range(tl.program_id(0), total, tl.num_programs(0)):",
             *("    " + line if line else "" for line in [*self.lines, *steps]),
@@ -60,11 +61,28 @@ class Writer:
 
     def advance(self) -> list[str]:
         """Lines that find the place of the program's next tile."""
+        slow, quick = self.order
         return [
-            "next_across = across + across_step",
-            "wraps = next_across >= tiles",
-            "next_down, next_across = down + down_step + wraps.to(tl.int32), next_across - tl.where(wraps, tiles, 0)",
+            f"next_{quick} = {quick} + {quick}_step",
+            f"wraps = next_{quick} >= tiles",
+            f"next_{slow} = {slow} + {slow}_step + wraps.to(tl.int32)",
+            f"next_{quick} = next_{quick} - tl.where(wraps, tiles, 0)",
         ]
+
+    @property
+    def down_first(self) -> bool:
+        """Are tiles numbered down the columns, not along the rows?"""
+        return False
+
+    @property
+    def order(self) -> tuple[str, str]:
+        """Of a tile's coordinates, `down` and `across`, the one that changes slowly with its number, and the other."""
+        return ("across", "down") if self.down_first else ("down", "across")
+
+    def place(self, tile: str) -> list[str]:
+        """`down` and `across` of a tile's number."""
+        slow, quick = self.order
+        return [f"{slow}, {quick} = {tile} // tiles, {tile} % tiles"]
 
     def add(self, *lines: str) -> None:
         self.lines.extend(lines)

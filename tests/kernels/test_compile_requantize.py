@@ -29,6 +29,15 @@ SPECS: dict[str, KernelSpec] = {
     "quartet2 amax": PackedSpec(None, H128, memory="columns", source=EDEN_SOURCE, output="amax"),
     "quartet2 posthoc": PackedSpec(POSTHOC, H128, memory="columns", source=EDEN_SOURCE),
     "quartet decoded": PackedSpec(RANGE_FIT, FRESH, memory="columns", source=QUEST, output="decoded"),
+    "signs of one unit": PackedSpec(
+        NVFP4(rounding="stochastic"),
+        Rotation(16, signs="fresh"),
+        "decoded",
+        memory="columns",
+        source=NVFP4(outer=128),
+        factor="outer",
+    ),
+    "signs of one unit, rows": PackedSpec(NVFP4(), Rotation(16, signs="fresh"), source=NVFP4()),
     "rows decoded": PackedSpec(NVFP4(), source=NVFP4(), output="decoded"),
     "the packed matrix itself": PackedSpec(EDEN, H128, source=EDEN_SOURCE),
     "decode": PackedSpec(None, output="values", source=EDEN, input="fp32"),
@@ -40,7 +49,9 @@ SPECS: dict[str, KernelSpec] = {
 }
 TARGETS = ("sm_80", "sm_90", "sm_100a", "sm_120a")
 SLOW = [pytest.param(name, target, marks=pytest.mark.slow) for name in SPECS for target in TARGETS]
-QUICK = [pytest.param(name, "sm_90") for name in ("quartet2 decoded", "quartet decoded", "rows decoded", "mask")]
+QUICK = [
+    pytest.param(name, "sm_90") for name in ("quartet2 decoded", "quartet decoded", "signs of one unit", "rows decoded", "mask")
+]
 INEXACT = re.compile(r"\.ftz|\.approx|div\.full|mad\.f32")
 
 
