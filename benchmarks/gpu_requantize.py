@@ -120,15 +120,12 @@ def masks_of(index: int) -> dict[str, Any]:
     return result
 
 
-def equality(pool: Any) -> dict[str, Any]:
+def equality(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     start = time.time()
     jobs = [(i, transposed, start + EQUALITY_SECONDS) for i in range(len(CASES)) for transposed in (True, False)]
     rows = list(pool.imap_unordered(equality_of, jobs, chunksize=1))
     bad = [r for r in rows if r["unequal"] or r["failed"] or "cut off before" in r]
-    masked = pool.map(masks_of, range(len(ROTATIONS)), chunksize=1)
-    return {
-        "masks equal": not any(r["unequal"] or "failed" in r for r in masked),
-        "masks": masked,
+    found: dict[str, Any] = {
         "cases": len(rows),
         "inputs each": len(inputs()),
         "comparisons": sum(r["inputs"] for r in rows),
@@ -136,6 +133,9 @@ def equality(pool: Any) -> dict[str, Any]:
         "not all equal": bad,
         "seconds": time.time() - start,
     }
+    save(found)
+    masked = pool.map(masks_of, range(len(ROTATIONS)), chunksize=1)
+    return {**found, "masks equal": not any(r["unequal"] or "failed" in r for r in masked), "masks": masked}
 
 
 # -- speed
@@ -365,7 +365,7 @@ def main() -> None:
 
     with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
         parts: dict[str, Callable[[], Any]] = {
-            "equality": lambda: equality(pool),
+            "equality": lambda: equality(pool, functools.partial(save, "equality")),
             "speed": lambda: speed(pool, functools.partial(save, "speed")),
         }
         for name in chosen:

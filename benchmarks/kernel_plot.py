@@ -60,7 +60,9 @@ def rival_bars(run: dict[str, Any]) -> tuple[list[str], dict[str, list[float]]]:
     """Labels of the operations and each competitor's shares, 0 where it has none. The amax is computed, or there is none; given
     where the run has nothing else.
     """
-    rows = [row for row in run[SIZE]["rows"] if row["amax"] != "given"] or run[SIZE]["rows"]
+    rows = run[SIZE]["rows"]
+    if any(row["amax"] == "computed" for row in rows):
+        rows = [row for row in rows if row["amax"] != "given"]
     competitors = [{name: row.get(name, {}) for name in ("ours", "ours, scaled")} | row["rivals"] for row in rows]
     names = dict.fromkeys(name for found in competitors for name, entry in found.items() if "of copy" in entry)
     shares = {name: [found.get(name, {}).get("of copy", 0.0) for found in competitors] for name in names}
@@ -72,7 +74,7 @@ def draw_rivals(run: dict[str, Any]) -> None:
     from matplotlib.figure import Figure
 
     labels, shares = rival_bars(run)
-    figure = Figure(figsize=(9.0, 0.55 * len(labels) + 1.5), layout="constrained", dpi=120)
+    figure = Figure(figsize=(9.0, 0.62 * len(labels) + 1.5), layout="constrained", dpi=120)
     axes = figure.subplots()
     thick = 0.8 / len(shares)
     for i, (name, values) in enumerate(shares.items()):

@@ -18,7 +18,6 @@ from benchmarks.common import RESULTS, write
 from fp4.compiler.policy import LinearSite
 from fp4.roofline import ROLES, gpu, predict
 
-SCALED = "model, cuBLASLt scales"  # steps of the result file that need no FP32 results
 TOKENS, WIDTH, LAYERS, VOCABULARY = 16384, 2048, 16, 32000  # of benchmarks.gpu_step
 
 
@@ -53,8 +52,7 @@ def check(step: dict[str, Any]) -> list[dict[str, Any]]:
             if graphs and isinstance(measured, float) and recipe in fp4.recipes():
                 milliseconds = 1e3 * predicted(linear, recipe, not fp8).total("fp4")
                 found.append(compared(f"linear {case['K']} x {case['N']}, {run}", measured, milliseconds))
-    cases = [case for case in (*step["model"], *step.get(SCALED, ())) if isinstance(case, dict)]
-    steps = {(case["recipe"], case["exact"]): case["ms"] for case in cases}  # the later one of two
+    steps = {(case["recipe"], case["exact"]): case["ms"] for case in step["model"] if isinstance(case, dict)}
     sites = decoder()
     rest = 1 - 1e3 * predicted(sites, "bf16", True).total("bf16") / steps["bf16", True]
     found.append({"what": "decoder: share of the BF16 step that is no linear, of the two", "share": rest})

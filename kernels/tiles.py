@@ -46,7 +46,7 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
         return Tile(max(least_rows, 64), max(least_units, 16), 1)
     if isinstance(spec, PackedSpec) and spec.memory == "columns":
         return _of_words(spec, target)
-    rows, units, warps, turns = _measured(spec)
+    rows, units, warps, turns = _measured(spec, target.rounds_e2m1)
     tile = Tile(max(rows, least_rows), max(units, least_units), warps, turns)
     while tile.rows * tile.units > rows * units and tile.rows * tile.units * spec.unit > 64 * 32 * tile.warps:
         tile = replace(tile, warps=2 * tile.warps)  # at most 64 elements a thread, what its registers hold
@@ -65,8 +65,11 @@ def _of_words(spec: PackedSpec, target: Target) -> Tile:
     return Tile(rows, units, warps, 1 if warps > 1 else 4)
 
 
-def _measured(spec: KernelSpec) -> tuple[int, int, int, int]:
-    """Rows, units, warps and turns that were the fastest of some dozen on an H200 (benchmarks/gpu_kernels.py)."""
+def _measured(spec: KernelSpec, blackwell: bool) -> tuple[int, int, int, int]:
+    """Rows, units, warps and turns that were the fastest of some dozen on an H200 (benchmarks/gpu_kernels.py).
+
+    blackwell: others, not measured, where its assembler would give a thread a stack.
+    """
     q, packed = spec.quantizer, spec.output == "packed"
     four_six = isinstance(q, NVFP4) and q.four_six
     heavy = (isinstance(q, NVFP4) and q.rounding == "ms_eden") or (four_six and packed)
@@ -86,13 +89,15 @@ def _measured(spec: KernelSpec) -> tuple[int, int, int, int]:
             return 1, 128, 2, 4
         return 4, 32, 4, 1 if few else 4
     if spec.scale_layout == "swizzled" and q is not None and (q.needs_seed or spec.rotation_units > 1):
-        return 32, 8, 2, 4  # not measured: as the next, by two warps, for sm_100a's assembler gives one alone a stack
+        return (16 if q.outer else 32), 8, 2, 4  # of a Blackwell
     if spec.output == "amax":
         return (32, 8, 1, 4) if spec.rotation_units > 1 else (64, 8, 4, 4)
     if spec.rotation_units > 1:
-        return 8 if heavy and packed else 16, 8, 1, 8 if heavy else 4
+        return 8 if heavy and (packed or blackwell) else 16, 8, 1, 8 if heavy else 4
     if four_six:
         return 8, 8, 1, 8
     if packed and spec.block[0] == 1 and isinstance(q, NVFP4):
         return (16, 8, 1, 4) if q.rounding == "stochastic" else (16, 16, 2, 4)
+    if packed and blackwell and spec.rotation is not None:
+        return 16, 8, 1, 4
     return 64, 4, 2, 1 if few else 2

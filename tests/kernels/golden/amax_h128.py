@@ -37,6 +37,15 @@ def element_words(first, stream, seed, site, U: tl.constexpr):
 
 
 @triton.jit
+def unpack_signed(x, sign):
+    """BF16 to FP32, two at once, negative where `sign` (uint32) is 2^31: no more instructions than without signs."""
+    return tl.inline_asm_elementwise(
+        "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0x6A;",
+        "=f,=f,r,r,r", [x, sign], dtype=tl.float32, is_pure=True, pack=2,
+    )
+
+
+@triton.jit
 def floats(i):
     """The FP32 values of these 32 bits."""
     return i.to(tl.float32, bitcast=True)
@@ -65,32 +74,37 @@ def bits(x):
 def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, amax_ptr, rows, columns, stride_r, stride_c, signs_site, TR: tl.constexpr, TB: tl.constexpr):
     width = tl.cdiv(columns, 128) * 128
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
     seed = tl.load(seed_ptr).to(tl.uint32)
-    drawn = tl.arange(0, 8).to(tl.int64) * 16
-    sign = element_words(drawn, 1, seed, signs_site.to(tl.uint32), 16) >> 31  # (16, 8)
-    sign = 1.0 - 2.0 * sign.to(tl.float32)
-    sign = tl.reshape(tl.broadcast_to(sign[:, None, :], (16, TR * TB // 8, 8)), (16, TR * TB))
+    sign0 = element_words(tl.arange(0, 8).to(tl.int64) * 16, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
+    sign0 = sign0 << 31
+    sign0 = tl.reshape(tl.broadcast_to(sign0[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
+    sign1 = element_words(tl.arange(0, 8).to(tl.int64) * 16 + 8, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
+    sign1 = sign1 << 31
+    sign1 = tl.reshape(tl.broadcast_to(sign1[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
     largest = tl.full((TR * TB,), 1 << 24, tl.uint32)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (tile // tiles * TR + g // TB).to(tl.int64)
-        unit = tile % tiles * TB + g % TB
+        row = (down * TR + g // TB).to(tl.int64)
+        unit = across * TB + g % TB
 
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
+        x0 = unpack_signed(raw0, sign0)
+        x1 = unpack_signed(raw1, sign1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
-        x = x * sign
         x = tl.reshape(x, (16 * TR * TB,))
         x = butterfly(x, 1 * TR * TB)
         x = butterfly(x, 2 * TR * TB)
@@ -104,6 +118,11 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, am
         # the largest finite magnitude: integers have the same order; shifted, Inf and NaN wrap below all others
         i = (x.to(tl.uint32, bitcast=True) << 1) + (1 << 24)
         largest = tl.maximum(largest, tl.max(i, 0))
+        next_across = across + across_step
+        wraps = next_across >= tiles
+        next_down = down + down_step + wraps.to(tl.int32)
+        next_across = next_across - tl.where(wraps, tiles, 0)
+        down, across = next_down, next_across
     largest = floats(((tl.max(largest, 0) - (1 << 24)) >> 1).to(tl.int32))
     largest = largest * 0.0883883461356163
     tl.atomic_max(amax_ptr, bits(largest))

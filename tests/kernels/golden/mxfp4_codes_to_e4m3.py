@@ -21,9 +21,9 @@ def e8m0_value(code):
 
 @triton.jit
 def element_value(code):
-    """E2M1 codes (the low four bits of int32) to FP32."""
+    """E2M1 codes (the upper four bits of int32) to FP32."""
     # As the exponent and mantissa of a float they are 2^126 times too small, subnormals included.
-    return floats(((code << 28) >> 6) & -0x7E400000) * 8.507059173023462e37
+    return floats((code >> 6) & -0x7E400000) * 8.507059173023462e37
 
 
 @triton.jit
@@ -32,14 +32,16 @@ def fp4_mxfp4_fp32_values_rows(packed_ptr, packed_scales_ptr, top_ptr, y_ptr, fa
     outside = tl.zeros((TR * TB,), tl.int32)
     width = columns
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (tile // tiles * TR + g // TB).to(tl.int64)
-        unit = tile % tiles * TB + g % TB
+        row = (down * TR + g // TB).to(tl.int64)
+        unit = across * TB + g % TB
 
         # load: words of 8 codes, decoded to x (16, TR * TB), zero outside
         w = tl.arange(0, 2)[:, None]
@@ -52,7 +54,7 @@ def fp4_mxfp4_fp32_values_rows(packed_ptr, packed_scales_ptr, top_ptr, y_ptr, fa
         nonzero = words | words >> 1 | words >> 2  # of magnitudes, a bit each
         nonzero = tl.where((exponent < -8)[None, :], nonzero & 0x11111111, 0)
         outside += tl.sum((nonzero * 0x11111111 >> 28) & 15, 0)
-        x = element_value(words[:, None, :] >> (tl.arange(0, 8) * 4)[None, :, None]) * scale[None, None, :]
+        x = element_value(words[:, None, :] << (28 - tl.arange(0, 8) * 4)[None, :, None]) * scale[None, None, :]
         x = tl.reshape(x, (16, TR * TB))
 
         # store
@@ -61,6 +63,11 @@ def fp4_mxfp4_fp32_values_rows(packed_ptr, packed_scales_ptr, top_ptr, y_ptr, fa
         target = y_ptr + (row * width + unit * 16)[None, :] + j
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
         tl.store(target, x, mask=inside)
+        next_across = across + across_step
+        wraps = next_across >= tiles
+        next_down = down + down_step + wraps.to(tl.int32)
+        next_across = next_across - tl.where(wraps, tiles, 0)
+        down, across = next_down, next_across
     tl.store(factor_ptr + tl.program_id(0), e8m0_value(top - 6), mask=tl.program_id(0) == 0)
     count = tl.sum(outside, 0).to(tl.int64)
     tl.atomic_add(outside_ptr, count, mask=count > 0)

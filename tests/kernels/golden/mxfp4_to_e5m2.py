@@ -8,6 +8,14 @@ import triton.language as tl
 
 
 @triton.jit
+def unpack(x):
+    """BF16 to FP32, two at once."""
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+    )
+
+
+@triton.jit
 def bits(x):
     """The bits of FP32 values, int32."""
     return x.to(tl.int32, bitcast=True)
@@ -48,10 +56,10 @@ def repeat(x, N: tl.constexpr, B: tl.constexpr):
 def round_e2m1(a):
     """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
     a = tl.minimum(a, 6.0)
-    binade = bits(tl.maximum(a, 1.0)) & 0x7F800000  # 1, 2 or 4: below 1 the step is that of [1, 2)
-    magic = floats(binade + 0x0B400000)  # 1.5 * 2^22 times the binade, one unit of which is the step
+    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
+    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
     t = a + magic
-    return t - magic, (bits(t) + (binade >> 22) + 2) & 7
+    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
 
 
 @triton.jit
@@ -70,23 +78,27 @@ def with_sign(magnitude, x):
 def fp4_bf16_mxfp4_decoded_rows(x_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 32) * 2
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
     tl.store(tensor_scale_ptr + tl.program_id(0), 1.0, mask=tl.program_id(0) == 0)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (tile // tiles * TR + g // TB).to(tl.int64)
-        unit = tile % tiles * TB + g % TB
+        row = (down * TR + g // TB).to(tl.int64)
+        unit = across * TB + g % TB
 
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
+        x0 = unpack(raw0)
+        x1 = unpack(raw1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 1 x 32: NaN stays NaN
@@ -98,7 +110,6 @@ def fp4_bf16_mxfp4_decoded_rows(x_ptr, tensor_scale_ptr, y_ptr, rows, columns, s
         # scales: 2^E, floor (OCP Microscaling 1.0)
         scale_code = tl.minimum(tl.maximum(((bits(block_max)) >> 23) - 2, 0), 254)
         value, code = round_e2m1(tl.abs(x * (repeat(e8m0_inverse(scale_code), 2, 1))[None, :]))
-        code = code | (bits(x) >> 28) & 8
         s = e8m0_value(scale_code)
         scale_code = tl.where(finite, scale_code, 255)
 
@@ -110,6 +121,11 @@ def fp4_bf16_mxfp4_decoded_rows(x_ptr, tensor_scale_ptr, y_ptr, rows, columns, s
         target = y_ptr + (row * width + unit * 16)[None, :] + j
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
         tl.store(target, x, mask=inside)
+        next_across = across + across_step
+        wraps = next_across >= tiles
+        next_down = down + down_step + wraps.to(tl.int32)
+        next_across = next_across - tl.where(wraps, tiles, 0)
+        down, across = next_down, next_across
 
 
 kernel = fp4_bf16_mxfp4_decoded_rows

@@ -8,6 +8,14 @@ import triton.language as tl
 
 
 @triton.jit
+def unpack(x):
+    """BF16 to FP32, two at once."""
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+    )
+
+
+@triton.jit
 def bits(x):
     """The bits of FP32 values, int32."""
     return x.to(tl.int32, bitcast=True)
@@ -59,23 +67,27 @@ def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
 def fp4_bf16_mxfp8_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 32) * 2
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
     tl.store(tensor_scale_ptr + tl.program_id(0), 1.0, mask=tl.program_id(0) == 0)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (tile // tiles * TR + g // TB).to(tl.int64)
-        unit = tile % tiles * TB + g % TB
+        row = (down * TR + g // TB).to(tl.int64)
+        unit = across * TB + g % TB
 
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
+        x0 = unpack(raw0)
+        x1 = unpack(raw1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 1 x 32: NaN stays NaN
@@ -92,13 +104,18 @@ def fp4_bf16_mxfp8_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, r
 
         # store
         b = tl.arange(0, (TR) * (TB // 2))
-        block_row = ((tile // tiles) * (TR) + b // (TB // 2)).to(tl.int64)
-        block_column = tile % tiles * (TB // 2) + b % (TB // 2)
+        block_row = (down * (TR) + b // (TB // 2)).to(tl.int64)
+        block_column = across * (TB // 2) + b % (TB // 2)
         block_columns = units // 2
         at = block_row * block_columns + block_column
         tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
         target = codes_ptr + ((row * units + unit) * 16)[None, :] + k
         tl.store(target, code.to(tl.uint8), mask=((row < rows) & (unit < units))[None, :])
+        next_across = across + across_step
+        wraps = next_across >= tiles
+        next_down = down + down_step + wraps.to(tl.int32)
+        next_across = next_across - tl.where(wraps, tiles, 0)
+        down, across = next_down, next_across
 
 
 kernel = fp4_bf16_mxfp8_packed_rows

@@ -8,6 +8,14 @@ import triton.language as tl
 
 
 @triton.jit
+def unpack(x):
+    """BF16 to FP32, two at once."""
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+    )
+
+
+@triton.jit
 def bits(x):
     """The bits of FP32 values, int32."""
     return x.to(tl.int32, bitcast=True)
@@ -40,10 +48,10 @@ def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
 def round_e2m1(a):
     """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
     a = tl.minimum(a, 6.0)
-    binade = bits(tl.maximum(a, 1.0)) & 0x7F800000  # 1, 2 or 4: below 1 the step is that of [1, 2)
-    magic = floats(binade + 0x0B400000)  # 1.5 * 2^22 times the binade, one unit of which is the step
+    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
+    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
     t = a + magic
-    return t - magic, (bits(t) + (binade >> 22) + 2) & 7
+    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
 
 
 @triton.jit
@@ -60,7 +68,7 @@ def signed_pairs(value, x, s):
 def fp4_bf16_nvfp4_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
@@ -68,10 +76,12 @@ def fp4_bf16_nvfp4_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, 
     encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
     tensor_scale = tl.div_rn(1.0, encode)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (tile // tiles * TR + g // TB).to(tl.int64)
-        unit = tile % tiles * TB + g % TB
+        row = (down * TR + g // TB).to(tl.int64)
+        unit = across * TB + g % TB
 
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
@@ -80,8 +90,8 @@ def fp4_bf16_nvfp4_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, 
         raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
         raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
-        x0 = raw0.to(tl.float32)
-        x1 = raw1.to(tl.float32)
+        x0 = unpack(raw0)
+        x1 = unpack(raw1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 1 x 16: NaN stays NaN
@@ -93,7 +103,6 @@ def fp4_bf16_nvfp4_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, 
         s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
         inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
         value, code = round_e2m1(tl.abs(x * inverse[None, :]))
-        code = code | (bits(x) >> 28) & 8
         scale_code = tl.where(finite, scale_code, 127)
 
         # store
@@ -107,6 +116,11 @@ def fp4_bf16_nvfp4_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, 
         tl.store(target, y0, mask=inside)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
         tl.store(target + 8, y1, mask=inside)
+        next_across = across + across_step
+        wraps = next_across >= tiles
+        next_down = down + down_step + wraps.to(tl.int32)
+        next_across = next_across - tl.where(wraps, tiles, 0)
+        down, across = next_down, next_across
 
 
 kernel = fp4_bf16_nvfp4_decoded_rows

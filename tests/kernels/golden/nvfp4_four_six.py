@@ -8,6 +8,14 @@ import triton.language as tl
 
 
 @triton.jit
+def unpack(x):
+    """BF16 to FP32, two at once."""
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+    )
+
+
+@triton.jit
 def bits(x):
     """The bits of FP32 values, int32."""
     return x.to(tl.int32, bitcast=True)
@@ -26,6 +34,25 @@ def larger(a, b):
 
 
 @triton.jit
+def reciprocal(d):
+    """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
+    high = tl.where(d > 0.0, tl.div_rn(1.0, d), 0.0)
+    error = tl.fma(high * -1.0, d, 1.0)
+    low = error * high
+    return high, tl.fma(low, error, low)
+
+
+@triton.jit
+def quotient(x, high, low):
+    """x / d of d's reciprocal, by fma.rn.f32; 0 where that is 0, NaN of Inf or NaN there.
+
+    Not always the nearest, but on the same side of each midpoint of E2M1 and E4M3 as the nearest (checked for every significand
+    of d in tests/kernels/test_quotient.py), so that it rounds to the same element.
+    """
+    return tl.fma(x, tl.broadcast_to(high, x.shape), x * low)
+
+
+@triton.jit
 def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
     """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
     a = tl.where(a < TOP, a, TOP)
@@ -37,30 +64,13 @@ def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
 
 
 @triton.jit
-def divide(x, d):
-    """x (U, G) / d (G,), rounded to the nearest where it is in 2^-100 .. 2^100; tiny, huge or NaN beyond.
-
-    One IEEE reciprocal for all of a column, then Markstein's correction, twice: fma.rn.f32. d comes into [1, 2) first, so that
-    nothing that matters over- or underflows.
-    """
-    power = floats(tl.minimum(tl.maximum((254 << 23) - (bits(d) & 0x7F800000), 1 << 23), 253 << 23))
-    n = d * power
-    r = tl.broadcast_to(tl.div_rn(1.0, n)[None, :], x.shape)
-    minus = tl.broadcast_to((n * -1.0)[None, :], x.shape)
-    x = x * power[None, :]
-    q = x * r
-    q = tl.fma(tl.fma(q, minus, x), r, q)
-    return tl.fma(tl.fma(q, minus, x), r, q)
-
-
-@triton.jit
 def round_e2m1(a):
     """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
     a = tl.minimum(a, 6.0)
-    binade = bits(tl.maximum(a, 1.0)) & 0x7F800000  # 1, 2 or 4: below 1 the step is that of [1, 2)
-    magic = floats(binade + 0x0B400000)  # 1.5 * 2^22 times the binade, one unit of which is the step
+    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
+    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
     t = a + magic
-    return t - magic, (bits(t) + (binade >> 22) + 2) & 7
+    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
 
 
 @triton.jit
@@ -80,30 +90,47 @@ def signed_pairs(value, x, s):
 
 
 @triton.jit
+def load(x_ptr, row, unit, rows, columns, stride_r, stride_c):
+    """Columns 16 * unit ... of each row, zero outside."""
+    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+    j = tl.arange(0, 8)[:, None]
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+    raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
+    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+    raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
+    return raw0, raw1
+
+
+@triton.jit
 def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
     tensor_scale = tl.div_rn(tl.load(amax_ptr), 1536.0)
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
+    lift = tl.where(tensor_scale < 8.271806125530277e-25, 1.2676506002282294e+30, tl.where(tensor_scale > 1.2089258196146292e+24, 7.888609052210118e-31, 1.0))
+    high_6, low_6 = reciprocal(tensor_scale * 6.0 * lift)
+    high_4, low_4 = reciprocal(tensor_scale * 4.0 * lift)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+    raw0, raw1 = load(x_ptr, (down * TR + g // TB).to(tl.int64), across * TB + g % TB, rows, columns, stride_r, stride_c)
+    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (tile // tiles * TR + g // TB).to(tl.int64)
-        unit = tile % tiles * TB + g % TB
+        row = (down * TR + g // TB).to(tl.int64)
+        unit = across * TB + g % TB
 
-        # load: x (16, TR * TB), zero outside
-        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-        j = tl.arange(0, 8)[:, None]
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-        raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-        raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
-        x0 = raw0.to(tl.float32)
-        x1 = raw1.to(tl.float32)
+        # the next tile arrives while this one is computed
+        next_across = across + across_step
+        wraps = next_across >= tiles
+        next_down = down + down_step + wraps.to(tl.int32)
+        next_across = next_across - tl.where(wraps, tiles, 0)
+        next_raw0, next_raw1 = load(x_ptr, (next_down * TR + g // TB).to(tl.int64), next_across * TB + g % TB, rows, columns, stride_r, stride_c)
+        x0 = unpack(raw0)
+        x1 = unpack(raw1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 1 x 16: NaN stays NaN
@@ -112,18 +139,18 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
         block_max = tl.where(finite, largest, 0.0)
 
         # scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)
-        s6, scale_code6 = round_exmy(tl.div_rn(block_max, tensor_scale * 6.0), 3, 7, 448.0)
-        divisor = s6 * tensor_scale
-        value6, code6 = round_e2m1(tl.where((divisor > 0.0)[None, :], divide(tl.abs(x), divisor), 0.0))
+        s6, scale_code6 = round_exmy(quotient(block_max * lift, high_6, low_6), 3, 7, 448.0)
+        high, low = reciprocal((s6 * tensor_scale) * lift)
+        value6, code6 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
         error = tl.abs(x) - value6 * s6[None, :] * tensor_scale
         error6 = tl.reshape(error * error, (16 * TR * TB,))
         error6 = add_halves(error6, 8 * TR * TB)
         error6 = add_halves(error6, 4 * TR * TB)
         error6 = add_halves(error6, 2 * TR * TB)
         error6 = add_halves(error6, 1 * TR * TB)
-        s4, scale_code4 = round_exmy(tl.div_rn(block_max, tensor_scale * 4.0), 3, 7, 448.0)
-        divisor = s4 * tensor_scale
-        value4, code4 = round_e2m1(tl.where((divisor > 0.0)[None, :], divide(tl.abs(x), divisor), 0.0))
+        s4, scale_code4 = round_exmy(quotient(block_max * lift, high_4, low_4), 3, 7, 448.0)
+        high, low = reciprocal((s4 * tensor_scale) * lift)
+        value4, code4 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
         error = tl.abs(x) - value4 * s4[None, :] * tensor_scale
         error4 = tl.reshape(error * error, (16 * TR * TB,))
         error4 = add_halves(error4, 8 * TR * TB)
@@ -135,7 +162,6 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
         four = four
         four = four[None, :]
         value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)
-        code = code | (bits(x) >> 28) & 8
         scale_code = tl.where(finite, scale_code, 127)
 
         # store
@@ -149,6 +175,9 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
         tl.store(target, y0, mask=inside)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
         tl.store(target + 8, y1, mask=inside)
+        raw0 = next_raw0
+        raw1 = next_raw1
+        down, across = next_down, next_across
 
 
 kernel = fp4_bf16_nvfp4_four_six_yes_decoded_rows

@@ -37,6 +37,15 @@ def element_words(first, stream, seed, site, U: tl.constexpr):
 
 
 @triton.jit
+def unpack_signed(x, sign):
+    """BF16 to FP32, two at once, negative where `sign` (uint32) is 2^31: no more instructions than without signs."""
+    return tl.inline_asm_elementwise(
+        "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0x6A;",
+        "=f,=f,r,r,r", [x, sign], dtype=tl.float32, is_pure=True, pack=2,
+    )
+
+
+@triton.jit
 def floats(i):
     """The FP32 values of these 32 bits."""
     return i.to(tl.float32, bitcast=True)
@@ -68,6 +77,25 @@ def larger(a, b):
 
 
 @triton.jit
+def reciprocal(d):
+    """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
+    high = tl.where(d > 0.0, tl.div_rn(1.0, d), 0.0)
+    error = tl.fma(high * -1.0, d, 1.0)
+    low = error * high
+    return high, tl.fma(low, error, low)
+
+
+@triton.jit
+def quotient(x, high, low):
+    """x / d of d's reciprocal, by fma.rn.f32; 0 where that is 0, NaN of Inf or NaN there.
+
+    Not always the nearest, but on the same side of each midpoint of E2M1 and E4M3 as the nearest (checked for every significand
+    of d in tests/kernels/test_quotient.py), so that it rounds to the same element.
+    """
+    return tl.fma(x, tl.broadcast_to(high, x.shape), x * low)
+
+
+@triton.jit
 def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
     """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
     a = tl.where(a < TOP, a, TOP)
@@ -79,30 +107,13 @@ def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
 
 
 @triton.jit
-def divide(x, d):
-    """x (U, G) / d (G,), rounded to the nearest where it is in 2^-100 .. 2^100; tiny, huge or NaN beyond.
-
-    One IEEE reciprocal for all of a column, then Markstein's correction, twice: fma.rn.f32. d comes into [1, 2) first, so that
-    nothing that matters over- or underflows.
-    """
-    power = floats(tl.minimum(tl.maximum((254 << 23) - (bits(d) & 0x7F800000), 1 << 23), 253 << 23))
-    n = d * power
-    r = tl.broadcast_to(tl.div_rn(1.0, n)[None, :], x.shape)
-    minus = tl.broadcast_to((n * -1.0)[None, :], x.shape)
-    x = x * power[None, :]
-    q = x * r
-    q = tl.fma(tl.fma(q, minus, x), r, q)
-    return tl.fma(tl.fma(q, minus, x), r, q)
-
-
-@triton.jit
 def round_e2m1(a):
     """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
     a = tl.minimum(a, 6.0)
-    binade = bits(tl.maximum(a, 1.0)) & 0x7F800000  # 1, 2 or 4: below 1 the step is that of [1, 2)
-    magic = floats(binade + 0x0B400000)  # 1.5 * 2^22 times the binade, one unit of which is the step
+    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
+    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
     t = a + magic
-    return t - magic, (bits(t) + (binade >> 22) + 2) & 7
+    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
 
 
 @triton.jit
@@ -112,11 +123,14 @@ def add_halves(x, B: tl.constexpr):
 
 
 @triton.jit
-def any_words(index, stream, seed, site):
-    """Random words of elements of any index, of the shape of `index`; four are drawn for each."""
-    a, b, c, d = philox(index // 4, stream, seed, site)
-    j = index % 4
-    return tl.where(j < 2, tl.where(j == 0, a, b), tl.where(j == 2, c, d))
+def block_words(row, unit, units, stream, seed, site, B: tl.constexpr):
+    """Random words of blocks of a unit each, four neighbours of one counter; row, unit: of all blocks, seen as (A, 4, B)."""
+    first = tl.reshape(row * units + unit, (row.shape[0] // (4 * B), 4, B))
+    counter = tl.reshape(tl.min(first, 1), (row.shape[0] // 4,)) // 4
+    a, b, c, d = philox(counter, stream, seed, site)
+    words = tl.join(tl.join(a, c), tl.join(b, d))
+    words = tl.permute(tl.reshape(words, (row.shape[0] // (4 * B), B, 4)), (0, 2, 1))
+    return tl.reshape(words, (row.shape[0],))
 
 
 @triton.jit
@@ -137,38 +151,102 @@ def round_exmy_stochastic(a, word, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.
     return value, (above >> (23 - M)) + n.to(tl.int32)
 
 
+@triton.jit
+def even_odd(x):
+    """(2N, G): its even rows and its odd rows."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // 2, 2, x.shape[1])), (0, 2, 1)))
+
+
+@triton.jit
+def flat(x):
+    """One row (1, G) as (G,)."""
+    return tl.reshape(x, (x.shape[1],))
+
+
+@triton.jit
+def rows8(x):
+    """The eight rows (G,) of (8, G)."""
+    even, odd = even_odd(x)
+    even, two_six = even_odd(even)
+    odd, three_seven = even_odd(odd)
+    a, e = even_odd(even)
+    b, f = even_odd(odd)
+    c, g = even_odd(two_six)
+    d, h = even_odd(three_seven)
+    return flat(a), flat(b), flat(c), flat(d), flat(e), flat(f), flat(g), flat(h)
+
+
+@triton.jit
+def values_to_codes(a, b, c, d, e, f, g, h):
+    """The codes of eight values of E2M1 by cvt.rn.satfinite.e4m3x2.f32 (sm_89): 2^-6 times them, E4M3's bytes are s00ccc00."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 x<8>; .reg .b16 h<4>; .reg .b32 a, b, c, d; mul.f32 x0, $1, 0f3C800000; mul.f32 x1, $2, 0f3C800000; mul.f32 x2, $3, 0f3C800000; mul.f32 x3, $4, 0f3C800000; mul.f32 x4, $5, 0f3C800000; mul.f32 x5, $6, 0f3C800000; mul.f32 x6, $7, 0f3C800000; mul.f32 x7, $8, 0f3C800000; cvt.rn.satfinite.e4m3x2.f32 h0, x2, x0; cvt.rn.satfinite.e4m3x2.f32 h1, x6, x4; cvt.rn.satfinite.e4m3x2.f32 h2, x3, x1; cvt.rn.satfinite.e4m3x2.f32 h3, x7, x5; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; shr.b32 c, a, 2; shr.b32 a, a, 4; and.b32 c, c, 0x07070707; lop3.b32 c, a, 0x08080808, c, 0xEA; shl.b32 d, b, 2; lop3.b32 c, d, 0x70707070, c, 0xEA; lop3.b32 $0, b, 0x80808080, c, 0xEA; }",
+        "=r,f,f,f,f,f,f,f,f",
+        [a, b, c, d, e, f, g, h],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def e2m1_words(x):
+    """FP32 values of E2M1 (8, G): the codes of eight in a word, row 0 lowest, (G,) int32."""
+    a, b, c, d, e, f, g, h = rows8(x)
+    return values_to_codes(a, b, c, d, e, f, g, h)
+
+
+@triton.jit
+def with_sign(magnitude, x):
+    """The magnitude with the sign bit of x, -0.0 included."""
+    return floats(bits(magnitude) | (bits(x) & -0x80000000))
+
+
+@triton.jit
+def halves(x):
+    """(16, G): rows 0 to 7 and rows 8 to 15."""
+    return tl.split(tl.permute(tl.reshape(x, (2, 8, x.shape[1])), (1, 2, 0)))
+
+
 @triton.jit(do_not_specialize=['signs_site', 'site'])
 def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed_rows(x_ptr, seed_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, signs_site, site, TR: tl.constexpr, TB: tl.constexpr):
     width = tl.cdiv(columns, 128) * 128
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
     seed = tl.load(seed_ptr).to(tl.uint32)
-    drawn = tl.arange(0, 8).to(tl.int64) * 16
-    sign = element_words(drawn, 1, seed, signs_site.to(tl.uint32), 16) >> 31  # (16, 8)
-    sign = 1.0 - 2.0 * sign.to(tl.float32)
-    sign = tl.reshape(tl.broadcast_to(sign[:, None, :], (16, TR * TB // 8, 8)), (16, TR * TB))
+    sign0 = element_words(tl.arange(0, 8).to(tl.int64) * 16, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
+    sign0 = sign0 << 31
+    sign0 = tl.reshape(tl.broadcast_to(sign0[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
+    sign1 = element_words(tl.arange(0, 8).to(tl.int64) * 16 + 8, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
+    sign1 = sign1 << 31
+    sign1 = tl.reshape(tl.broadcast_to(sign1[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
     tensor_scale = tl.div_rn(tl.load(amax_ptr), 1554.459228515625)
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
+    lift = tl.where(tensor_scale < 8.271806125530277e-25, 1.2676506002282294e+30, tl.where(tensor_scale > 1.2089258196146292e+24, 7.888609052210118e-31, 1.0))
+    high_6_07211, low_6_07211 = reciprocal(tensor_scale * 6.07210636138916 * lift)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (tile // tiles * TR + g // TB).to(tl.int64)
-        unit = tile % tiles * TB + g % TB
+        row = (down * TR + g // TB).to(tl.int64)
+        unit = across * TB + g % TB
 
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
+        x0 = unpack_signed(raw0, sign0)
+        x1 = unpack_signed(raw1, sign1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
-        x = x * sign
         x = tl.reshape(x, (16 * TR * TB,))
         x = butterfly(x, 1 * TR * TB)
         x = butterfly(x, 2 * TR * TB)
@@ -186,10 +264,9 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
         block_max = tl.where(finite, largest, 0.0)
 
         # scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)
-        s, _ = round_exmy(tl.div_rn(block_max, tensor_scale * 6.07210636138916), 3, 7, 448.0)
-        divisor = s * tensor_scale
-        value, code = round_e2m1(tl.where((divisor > 0.0)[None, :], divide(tl.abs(x), divisor), 0.0))
-        code = code | (bits(x) >> 28) & 8
+        s, _ = round_exmy(quotient(block_max * lift, high_6_07211, low_6_07211), 3, 7, 448.0)
+        high, low = reciprocal((s * tensor_scale) * lift)
+        value, code = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
         projected = tl.reshape(tl.abs(x) * (value * s[None, :] * tensor_scale), (16 * TR * TB,))
         projected = add_halves(projected, 8 * TR * TB)
         projected = add_halves(projected, 4 * TR * TB)
@@ -202,7 +279,7 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
         square = add_halves(square, 1 * TR * TB)
         correction = tl.div_rn(square, projected)
         correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)
-        word = any_words(row * units + unit, 2, seed, site.to(tl.uint32))
+        word = block_words(row, unit, units, 2, seed, site.to(tl.uint32), 1)
         s, scale_code = round_exmy_stochastic(s * correction, word, 3, 7, 448.0)
         scale_code = tl.where(finite, scale_code, 127)
 
@@ -212,11 +289,16 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
         at = block_row * block_columns + block_column
         tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
         # eight codes a word, the even column in the low nibble
-        shifted = tl.reshape(code, (2, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]
-        words = tl.sum(shifted, 1).to(tl.uint32)  # (2, TR * TB)
-        low, high = tl.split(tl.permute(words, (1, 0)))
-        word = (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+        signed = with_sign(value, x)
+        left, right = halves(signed)
+        low, high = e2m1_words(left), e2m1_words(right)
+        word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
         tl.store(codes_ptr + row * units + unit, word, mask=(row < rows) & (unit < units))
+        next_across = across + across_step
+        wraps = next_across >= tiles
+        next_down = down + down_step + wraps.to(tl.int32)
+        next_across = next_across - tl.where(wraps, tiles, 0)
+        down, across = next_down, next_across
 
 
 kernel = fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed_rows

@@ -8,6 +8,14 @@ import triton.language as tl
 
 
 @triton.jit
+def unpack(x):
+    """BF16 to FP32, two at once."""
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+    )
+
+
+@triton.jit
 def bits(x):
     """The bits of FP32 values, int32."""
     return x.to(tl.int32, bitcast=True)
@@ -91,7 +99,7 @@ def halves(x):
 def fp4_bf16_nvfp4_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
@@ -99,18 +107,22 @@ def fp4_bf16_nvfp4_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, co
     encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
     tensor_scale = tl.div_rn(1.0, encode)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (tile // tiles * TR + g // TB).to(tl.int64)
-        unit = tile % tiles * TB + g % TB
+        row = (down * TR + g // TB).to(tl.int64)
+        unit = across * TB + g % TB
 
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-        x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
+        x0 = unpack(raw0)
+        x1 = unpack(raw1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 1 x 16: NaN stays NaN
@@ -132,6 +144,11 @@ def fp4_bf16_nvfp4_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, co
         tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
         word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)
         tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))
+        next_across = across + across_step
+        wraps = next_across >= tiles
+        next_down = down + down_step + wraps.to(tl.int32)
+        next_across = next_across - tl.where(wraps, tiles, 0)
+        down, across = next_down, next_across
 
 
 kernel = fp4_bf16_nvfp4_packed_rows

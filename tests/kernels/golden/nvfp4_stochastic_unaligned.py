@@ -77,11 +77,68 @@ def round_e2m1_stochastic_fma(a, draw):
     return floats(i & -0x400000) - below, (i - bits(tl.maximum(below, 0.5))) >> 22
 
 
+@triton.jit
+def even_odd(x):
+    """(2N, G): its even rows and its odd rows."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0] // 2, 2, x.shape[1])), (0, 2, 1)))
+
+
+@triton.jit
+def flat(x):
+    """One row (1, G) as (G,)."""
+    return tl.reshape(x, (x.shape[1],))
+
+
+@triton.jit
+def rows8(x):
+    """The eight rows (G,) of (8, G)."""
+    even, odd = even_odd(x)
+    even, two_six = even_odd(even)
+    odd, three_seven = even_odd(odd)
+    a, e = even_odd(even)
+    b, f = even_odd(odd)
+    c, g = even_odd(two_six)
+    d, h = even_odd(three_seven)
+    return flat(a), flat(b), flat(c), flat(d), flat(e), flat(f), flat(g), flat(h)
+
+
+@triton.jit
+def values_to_codes(a, b, c, d, e, f, g, h):
+    """The codes of eight values of E2M1 by cvt.rn.satfinite.e4m3x2.f32 (sm_89): 2^-6 times them, E4M3's bytes are s00ccc00."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 x<8>; .reg .b16 h<4>; .reg .b32 a, b, c, d; mul.f32 x0, $1, 0f3C800000; mul.f32 x1, $2, 0f3C800000; mul.f32 x2, $3, 0f3C800000; mul.f32 x3, $4, 0f3C800000; mul.f32 x4, $5, 0f3C800000; mul.f32 x5, $6, 0f3C800000; mul.f32 x6, $7, 0f3C800000; mul.f32 x7, $8, 0f3C800000; cvt.rn.satfinite.e4m3x2.f32 h0, x2, x0; cvt.rn.satfinite.e4m3x2.f32 h1, x6, x4; cvt.rn.satfinite.e4m3x2.f32 h2, x3, x1; cvt.rn.satfinite.e4m3x2.f32 h3, x7, x5; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; shr.b32 c, a, 2; shr.b32 a, a, 4; and.b32 c, c, 0x07070707; lop3.b32 c, a, 0x08080808, c, 0xEA; shl.b32 d, b, 2; lop3.b32 c, d, 0x70707070, c, 0xEA; lop3.b32 $0, b, 0x80808080, c, 0xEA; }",
+        "=r,f,f,f,f,f,f,f,f",
+        [a, b, c, d, e, f, g, h],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def e2m1_words(x):
+    """FP32 values of E2M1 (8, G): the codes of eight in a word, row 0 lowest, (G,) int32."""
+    a, b, c, d, e, f, g, h = rows8(x)
+    return values_to_codes(a, b, c, d, e, f, g, h)
+
+
+@triton.jit
+def with_sign(magnitude, x):
+    """The magnitude with the sign bit of x, -0.0 included."""
+    return floats(bits(magnitude) | (bits(x) & -0x80000000))
+
+
+@triton.jit
+def halves(x):
+    """(16, G): rows 0 to 7 and rows 8 to 15."""
+    return tl.split(tl.permute(tl.reshape(x, (2, 8, x.shape[1])), (1, 2, 0)))
+
+
 @triton.jit(do_not_specialize=['site'])
 def fp4_fp32_nvfp4_rounding_stochastic_packed_rows(x_ptr, amax_ptr, seed_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, site, TR: tl.constexpr, TB: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
-    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # in a row
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
@@ -90,22 +147,28 @@ def fp4_fp32_nvfp4_rounding_stochastic_packed_rows(x_ptr, amax_ptr, seed_ptr, te
     tensor_scale = tl.div_rn(1.0, encode)
     seed = tl.load(seed_ptr).to(tl.uint32)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (tile // tiles * TR + g // TB).to(tl.int64)
-        unit = tile % tiles * TB + g % TB
+        row = (down * TR + g // TB).to(tl.int64)
+        unit = across * TB + g % TB
 
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 4)[:, None]
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 4) < columns)
-        x1 = tl.load(source + (j + 4).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x1 = tl.load(source + (j + 4).to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-        x2 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x2 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 12) < columns)
-        x3 = tl.load(source + (j + 12).to(tl.int64) * stride_c, mask=inside, other=0.0).to(tl.float32)
+        x3 = tl.load(source + (j + 12).to(tl.int64) * stride_c, mask=inside, other=0.0)
+        x0 = x0.to(tl.float32)
+        x1 = x1.to(tl.float32)
+        x2 = x2.to(tl.float32)
+        x3 = x3.to(tl.float32)
         x = tl.reshape(tl.permute(tl.join(tl.join(x0, x1), tl.join(x2, x3)), (3, 2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 1 x 16: NaN stays NaN
@@ -118,7 +181,6 @@ def fp4_fp32_nvfp4_rounding_stochastic_packed_rows(x_ptr, amax_ptr, seed_ptr, te
         inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
         draw = any_draws((row * width + unit * 16)[None, :] + k, 0, seed, site.to(tl.uint32))
         value, code = round_e2m1_stochastic_fma(tl.abs(x * inverse[None, :]), draw)
-        code = code | (bits(x) >> 28) & 8
         scale_code = tl.where(finite, scale_code, 127)
 
         # store
@@ -127,11 +189,16 @@ def fp4_fp32_nvfp4_rounding_stochastic_packed_rows(x_ptr, amax_ptr, seed_ptr, te
         at = block_row * block_columns + block_column
         tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
         # eight codes a word, the even column in the low nibble
-        shifted = tl.reshape(code, (2, 8, TR * TB)) << (tl.arange(0, 8) * 4)[None, :, None]
-        words = tl.sum(shifted, 1).to(tl.uint32)  # (2, TR * TB)
-        low, high = tl.split(tl.permute(words, (1, 0)))
-        word = (low.to(tl.uint64) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+        signed = with_sign(value, x)
+        left, right = halves(signed)
+        low, high = e2m1_words(left), e2m1_words(right)
+        word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
         tl.store(codes_ptr + row * units + unit, word, mask=(row < rows) & (unit < units))
+        next_across = across + across_step
+        wraps = next_across >= tiles
+        next_down = down + down_step + wraps.to(tl.int32)
+        next_across = next_across - tl.where(wraps, tiles, 0)
+        down, across = next_down, next_across
 
 
 kernel = fp4_fp32_nvfp4_rounding_stochastic_packed_rows
