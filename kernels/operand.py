@@ -33,7 +33,7 @@ class Operand(ScaleRules):
 
     @property
     def down_first(self) -> bool:
-        """So that tiles of few rows, which are neighbours in memory, are read together; high ones are better written together."""
+        """So that tiles of few rows, neighbours in memory, are read together; high ones are better written together."""
         spec = self.spec
         four_six = isinstance(spec.quantizer, NVFP4) and spec.quantizer.four_six
         return not self.by_rows and (spec.output == "packed" or spec.rotation_units > 1 or four_six)

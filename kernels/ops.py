@@ -230,11 +230,10 @@ def _fake_requantize_fake(*arguments: Any) -> Any:
     return _fake_quantize_fake(_decoded_fake(*arguments[:7]), *arguments[7:])
 
 
-# -- on a GPU
+# -- on a GPU: of the same arguments, in the order of the schemas
 
 
-def _rotate_quantize_cuda(
-    x: Tensor,
+def _given(
     amax: Tensor | None,
     quantizer: str,
     rotation: str,
@@ -242,27 +241,26 @@ def _rotate_quantize_cuda(
     site: int,
     signs_site: int,
     native_draws: bool,
-    swizzled: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Quantizer, dict[str, Any]]:
+    """DRAWS: the quantizer, and the others as the launchers' keywords."""
     q, r = _specs(quantizer, rotation)
-    draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
-    return kernels.quantize(x, q, amax=amax, rotation=r, swizzled=swizzled, **draws)
+    draws = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
+    return q, {"amax": amax, "rotation": r, **draws}
 
 
-def _fake_quantize_cuda(
-    x: Tensor,
-    amax: Tensor | None,
-    quantizer: str,
-    rotation: str,
-    seed: Tensor | None,
-    site: int,
-    signs_site: int,
-    native_draws: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    q, r = _specs(quantizer, rotation)
-    draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
-    return kernels.fake_quantize(x, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, **draws)
+def _packed(codes: Tensor, scales: Tensor, factor: Tensor | None, source: str, *read: Any) -> requantize.Packed:
+    """PACKED: read is its columns, dtype and whether it is the transpose."""
+    return requantize.Packed(codes, scales, factor, ops.quantizer(source), *read)
+
+
+def _rotate_quantize_cuda(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, keywords = _given(*arguments[:7])
+    return kernels.quantize(x, q, swizzled=arguments[7:] == (True,), **keywords)
+
+
+def _fake_quantize_cuda(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    q, keywords = _given(*arguments[:7])
+    return kernels.fake_quantize(x, q, dtype=arguments[7], scaled=bool(q.outer), **keywords)
 
 
 def _rotated_amax_cuda(x: Tensor, rotation: str, seed: Tensor | None, signs_site: int) -> Tensor:
@@ -270,67 +268,23 @@ def _rotated_amax_cuda(x: Tensor, rotation: str, seed: Tensor | None, signs_site
 
 
 def _decode_cuda(codes: Tensor, scales: Tensor, factor: Tensor | None, source: str, columns: int, dtype: torch.dtype) -> Tensor:
-    packed = requantize.Packed(codes, scales, factor, ops.quantizer(source), columns, dtype, transposed=False)
-    return requantize.decode(packed, dtype)
+    return requantize.decode(_packed(codes, scales, factor, source, columns, dtype, False), dtype)
 
 
-def _requantize_cuda(
-    codes: Tensor,
-    scales: Tensor,
-    factor: Tensor | None,
-    source: str,
-    columns: int,
-    decoded: torch.dtype,
-    transposed: bool,
-    amax: Tensor | None,
-    quantizer: str,
-    rotation: str,
-    seed: Tensor | None,
-    site: int,
-    signs_site: int,
-    native_draws: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    packed = requantize.Packed(codes, scales, factor, ops.quantizer(source), columns, decoded, transposed)
-    q, r = _specs(quantizer, rotation)
-    draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
-    return requantize.requantize(packed, q, amax=amax, rotation=r, **draws)
+def _requantize_cuda(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, keywords = _given(*arguments[7:])
+    return requantize.requantize(_packed(*arguments[:7]), q, **keywords)
 
 
-def _fake_requantize_cuda(
-    codes: Tensor,
-    scales: Tensor,
-    factor: Tensor | None,
-    source: str,
-    columns: int,
-    decoded: torch.dtype,
-    transposed: bool,
-    amax: Tensor | None,
-    quantizer: str,
-    rotation: str,
-    seed: Tensor | None,
-    site: int,
-    signs_site: int,
-    native_draws: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    packed = requantize.Packed(codes, scales, factor, ops.quantizer(source), columns, decoded, transposed)
-    q, r = _specs(quantizer, rotation)
-    draws: dict[str, Any] = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
-    return requantize.fake_requantize(packed, q, dtype=dtype, scaled=bool(q.outer), amax=amax, rotation=r, **draws)
+def _fake_requantize_cuda(*arguments: Any) -> tuple[Tensor, Tensor]:
+    q, keywords = _given(*arguments[7:14])
+    return requantize.fake_requantize(_packed(*arguments[:7]), q, dtype=arguments[14], scaled=bool(q.outer), **keywords)
 
 
-def _quantize_masked_cuda(
-    x: Tensor,
-    amax: Tensor | None,
-    quantizer: str,
-    rotation: str,
-    seed: Tensor | None,
-    site: int,
-    signs_site: int,
-    native_draws: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, r = _specs(quantizer, rotation)
-    return masks.quantize(x, q, rotation=r, seed=seed, site=site, signs_site=signs_site, native_draws=native_draws)
+def _quantize_masked_cuda(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, keywords = _given(*arguments)
+    del keywords["amax"]  # MXFP4 has none
+    return masks.quantize(x, q, **keywords)
 
 
 def _unrotate_masked_cuda(
