@@ -41,6 +41,7 @@ SEED, SITE = 5, 3
 PARTS = {"equality", "speed", "usual"}
 WORKERS = 12
 EQUALITY_SECONDS = 170.0
+PARTS_OF_INPUTS = 8  # a specification's inputs are compared in so many parts
 H16, H128 = Rotation(16, signs="fixed"), Rotation(128, signs="fresh", bf16=False)
 
 
@@ -83,13 +84,13 @@ def on_gpu(x: Tensor) -> Tensor:
 BRIEF_EXCEPT = ("outliers, bf16", "midpoints", "(129, 257), a transpose")
 
 
-def equality_of(case: tuple[int, float]) -> dict[str, Any]:
-    """One operand specification on every input, in a worker process."""
-    index, deadline = case
+def equality_of(case: tuple[int, int, float]) -> dict[str, Any]:
+    """One operand specification on every PARTS_OF_INPUTS-th input from the given one, in a worker process."""
+    index, first, deadline = case
     torch.set_num_threads(1)
     q, rotation = operands()[index]
     result: dict[str, Any] = {"quantizer": str(q), "rotation": str(rotation or ""), "inputs": 0, "unequal": {}, "failed": {}}
-    for name, make in inputs().items():
+    for name, make in list(inputs().items())[first::PARTS_OF_INPUTS]:
         if time.time() > deadline:
             result["cut off before"] = name
             break
@@ -109,15 +110,33 @@ def equality_of(case: tuple[int, float]) -> dict[str, Any]:
     return result
 
 
+def together(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of each specification as one."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        whole = found.setdefault((row["quantizer"], row["rotation"]), row)
+        if whole is not row:
+            whole["inputs"] += row["inputs"]
+            whole["unequal"] |= row["unequal"]
+            whole["failed"] |= row["failed"]
+            for key in ("cut off before", "traceback"):
+                if key in row:
+                    whole.setdefault(key, row[key])
+    return list(found.values())
+
+
 def equality(pool: Any) -> dict[str, Any]:
+    """Some inputs of every specification first, then others, so that a run that ends early has compared each."""
     start = time.time()
-    cases = [(i, start + EQUALITY_SECONDS) for i in range(len(operands()))]
-    rows = list(pool.imap_unordered(equality_of, cases, chunksize=1))
+    deadline = start + EQUALITY_SECONDS
+    cases = [(i, first, deadline) for first in range(PARTS_OF_INPUTS) for i in range(len(operands()))]
+    rows = together(list(pool.imap_unordered(equality_of, cases, chunksize=1)))
     bad = [r for r in rows if r["unequal"] or r["failed"] or "cut off before" in r]
     return {
         "specifications": len(rows),
         "inputs each": len(inputs()),
         "comparisons": sum(r["inputs"] for r in rows),
+        "fewest of a specification": min(r["inputs"] for r in rows),
         "all equal": not bad,
         "not all equal": bad,
         "seconds": time.time() - start,

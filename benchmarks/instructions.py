@@ -1,0 +1,60 @@
+"""Instructions of an element in the quantize kernels, compiled for an H200 with no GPU, and what a copy leaves time for.
+
+    python -m benchmarks.instructions
+
+Of each kernel of ``benchmarks.gpu_kernels`` the SASS of the loop over tiles, with the usual tile: its instructions over the
+elements of a thread. "slots": what all schedulers can issue while a copy moves the bytes of an element; a kernel of more
+cannot be as fast as a copy. Writes results/instructions.json and prints a table.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from benchmarks.common import write
+from benchmarks.gpu_kernels import speed_cases
+from fp4.kernels.compile import compile_kernel
+from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.target import Target
+from fp4.kernels.tiles import tile_of
+
+TARGET = Target("sm_90")
+PROCESSORS, SCHEDULERS, LANES, CLOCK, COPY = 132, 4, 32, 1.98e9, 4.13e12  # an H200; bytes a second, as measured
+LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\S+\s+)?(\S+)(.*)", re.MULTILINE)
+
+
+def loop(sass: str) -> int:
+    """Instructions of the longest loop: between a branch back and its target."""
+    lines = [(int(address, 16), name, rest) for address, name, rest in LINE.findall(sass)]
+    longest = 0
+    for place, name, rest in lines:
+        if name.startswith("BRA") and (found := re.search(r"0x([0-9a-f]+)", rest)):
+            longest = max(longest, sum(int(found[1], 16) <= address <= place for address, _, _ in lines))
+    return longest
+
+
+def moved(spec: KernelSpec) -> float:
+    """Bytes that must move for an element of a BF16 operand."""
+    q = spec.quantizer
+    if spec.output == "packed":
+        assert q is not None
+        scale = 4 if q.scale_format == "fp32" else 1
+        return 2 + (0.5 if q.packed else 1) + scale / (q.block[0] * q.block[1])
+    return 2 if spec.output == "amax" else 4 if spec.dtype == "bf16" else 3
+
+
+def main() -> None:
+    slots = PROCESSORS * SCHEDULERS * LANES * CLOCK / COPY
+    found: dict[str, dict[str, Any]] = {}
+    print("| kernel | instructions an element | slots | registers |\n|---|---|---|---|")
+    for name, spec in speed_cases():
+        tile, compiled = tile_of(spec, TARGET), compile_kernel(spec, TARGET)
+        taken = loop(compiled.sass) / (tile.rows * tile.units * spec.unit / (32 * tile.warps))
+        found[name] = {"instructions": round(taken, 1), "slots": round(slots * moved(spec), 1), "registers": compiled.registers}
+        print(f"| {name} | {taken:.1f} | {slots * moved(spec):.1f} | {compiled.registers} |", flush=True)
+    write("instructions", {"target": TARGET.name, "run": "compiled and inspected, not run", "kernels": found})
+
+
+if __name__ == "__main__":
+    main()
