@@ -28,9 +28,11 @@ RUNS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "kernels": ("gpu_kernels", ("equality",), 240),
     "requantize": ("gpu_requantize", (), 300),
     "scaled_mm": ("gpu_scaled_mm", (), 120),
-    "step_ahead": ("gpu_step", ("warm",), 180),
+    "step_ahead": ("gpu_step", ("linear", "model", "warm"), 180),
     "linear": ("gpu_step", ("linear",), 400),
     "model": ("gpu_step", ("model",), 300),
+    "others": ("gpu_step", ("others",), 400),
+    "others_ahead": ("gpu_step", ("others", "warm"), 240),
     "rivals_ahead": ("gpu_rivals", ("--peers", ".peers", "--warm"), 300),
     "rivals": ("gpu_rivals", ("--peers", ".peers"), 540),
 }

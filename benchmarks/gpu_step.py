@@ -1,13 +1,13 @@
 """On a CUDA GPU: time and memory of a training step under FP4 recipes, emulated, against compiled BF16 in the same run.
 
-    python -m benchmarks.gpu_step RESULT.json [linear] [model] [warm]
+    python -m benchmarks.gpu_step RESULT.json [linear] [model] [others] [warm]
 
 Linear: one linear, forward and backward, 16384 tokens, at three shapes; and two rivals, what anyone writes in an afternoon: a
 fake quantizer in an autograd.Function under torch.compile. "plain" quantizes six operands to NVFP4, 1x16, nearest, without a
 tensor scale, theirs and ours; theirs of "nvfp4" has tensor scales, square blocks for W, H16 in wgrad and stochastic rounding of
-dY. Model: a Llama-like decoder, 2048 wide, 16 layers, 16384 tokens a
-step, AdamW left out; its GPU time by kernel. BF16 parameters. Medians of CUDA-event times. "warm" compiles all of
-it in several processes, into the caches on disk, and measures nothing: a run after it is short.
+dY. Model: a Llama-like decoder, 2048 wide, 16 layers, 16384 tokens a step, AdamW left out; its GPU time by kernel. Others: the
+same under the recipes that are left. BF16 parameters. Medians of CUDA-event times. "warm" compiles all of it in several
+processes, into the caches on disk, and measures nothing: a run after it is short.
 """
 
 from __future__ import annotations
@@ -194,6 +194,7 @@ CASES: dict[str, list[partial[Any]]] = {
         *(partial(model, name) for name in ("bf16", *RECIPES[:2])),
         *(partial(model, name, exact) for name in FP8 for exact in (False, True)),
     ],
+    "others": [partial(model, name) for name in ("bf16", *(n for n in fp4.recipes() if n not in ("bf16", *RECIPES[:2], *FP8)))],
 }
 
 
