@@ -165,9 +165,12 @@ class _Compiled:
 
     def resident(self) -> int:
         """Programs that the GPU runs at once, 0 where the driver does not say."""
+        try:
+            occupancy = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor
+        except OSError:
+            return 0
         found, threads = ctypes.c_int(), 32 * self.kernel.metadata.num_warps
         shared = ctypes.c_size_t(self.kernel.metadata.shared)
-        occupancy = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor
         failed = occupancy(ctypes.byref(found), ctypes.c_void_p(self.function), threads, shared)
         return 0 if failed else found.value * torch.cuda.get_device_properties(self.index).multi_processor_count
 

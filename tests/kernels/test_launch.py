@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,6 +173,31 @@ def test_the_grid_follows_what_the_compiled_kernel_takes(monkeypatch: pytest.Mon
     for _ in range(2):
         one([x, x], (1,))
     assert [call[1:4] for call in kernel.calls] == [(15, 1, 1)]
+
+
+@pytest.mark.parametrize(("status", "resident"), [(0, 7 * 132), (1, 0), (None, 0)])
+def test_the_driver_says_how_many_programs_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, status: int | None, resident: int
+) -> None:
+    """status: what the driver returns; None where there is none to ask."""
+    asked: list[tuple[Any, ...]] = []
+
+    def occupancy(found: Any, function: Any, threads: int, shared: Any) -> int | None:
+        asked.append((function.value, threads, shared.value))
+        found._obj.value = 7
+        return status
+
+    def library(name: str) -> Any:
+        if status is None:
+            raise OSError(name)
+        return SimpleNamespace(cuOccupancyMaxActiveBlocksPerMultiprocessor=occupancy)
+
+    monkeypatch.setattr(build.ctypes, "CDLL", library)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(multi_processor_count=132))
+    compiled = Compiled([])
+    compiled.function, compiled.metadata = 5, SimpleNamespace(num_warps=4, shared=1024)  # type: ignore[assignment, attr-defined]
+    assert build._Compiled(compiled, 0).resident() == resident
+    assert asked == ([] if status is None else [(5, 128, 1024)])
 
 
 def test_the_interpreter_compiles_nothing() -> None:
