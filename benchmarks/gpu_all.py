@@ -5,7 +5,7 @@
 One after the other; those joined by "+" at once, which is for comparisons and for compiling ahead, not for what is timed.
 Results are FOLDER/NAME.json, what they printed FOLDER/NAME.log. For a machine of 16 processors:
 
-    python -m benchmarks.gpu_all FOLDER recipes+losses+requantize+scaled_mm step_ahead+rivals_ahead model linear rivals speed
+    python -m benchmarks.gpu_all FOLDER recipes+losses+requantize+step_ahead kernels others_ahead model others linear speed
 """
 
 from __future__ import annotations

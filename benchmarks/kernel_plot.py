@@ -1,7 +1,8 @@
 """Speed of the quantize kernels on an H200 as a share of a device copy of the bytes they move, drawn from the committed run.
 
 ``python -m benchmarks.kernel_plot`` draws results/gpu_kernels_h200.json into docs/plots/kernels.png and, where it exists,
-results/gpu_rivals_h200.json (``benchmarks.gpu_rivals``) into docs/plots/rivals.png. Nothing is measured.
+results/gpu_rivals_h200.json (``benchmarks.gpu_rivals``) into docs/plots/rivals.png, and prints the tables of docs/kernels.md.
+Nothing is measured.
 """
 
 from __future__ import annotations
@@ -93,8 +94,36 @@ def draw_rivals(run: dict[str, Any]) -> None:
     save(figure, "rivals")
 
 
+def share(speed: dict[str, Any], *passes: tuple[str, float], moved: float | None = None) -> float:
+    """Of a copy's speed, of kernels one after the other. passes: names, bytes an element; moved: those of all, if fewer."""
+    taken = sum(size / speed[name]["usual"]["of copy"] for name, size in passes)
+    return (sum(size for _, size in passes) if moved is None else moved) / taken
+
+
+def tables(run: dict[str, Any]) -> str:
+    """The table of docs/kernels.md, and what follows from it."""
+    sizes = [run["speed"][size] for size in (SIZE, "(4096, 11008)")]
+
+    def cell(name: str) -> str:
+        return ", ".join(f"{speed[name]['usual']['of copy']:.2f}".removeprefix("0") for speed in sizes)
+
+    order = [(output, memory) for memory in ("", ", along dim 0") for output in ("decoded", "packed")]
+    lines = [f"| {title} | {' | '.join(cell(f'{name} {o}{m}') for o, m in order)} |" for name, title in KERNELS.items()]
+    lines += [f"{name}{m}: {cell(f'{name}{m}')}" for name in ("amax", "amax H16", "amax H128") for m in ("", ", along dim 0")]
+    packed = 2 + 1 / 2 + 1 / 16
+    for output, size in (("decoded", 4.0), ("packed", packed)):
+        both = [share(speed, ("amax H128", 2), (f"ms_eden H128 {output}", size)) for speed in sizes]
+        lines.append(f"MS-EDEN's two passes, {output}: {both[0]:.2f}, {both[1]:.2f}")
+    names = ("nearest packed", packed), ("nearest packed, along dim 0", packed)
+    two = [share(speed, *names, moved=2 * packed - 2) for speed in sizes]
+    lines.append(f"both orientations packed, of what one read would move: {two[0]:.2f}, {two[1]:.2f}")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    draw(json.loads((RESULTS / "gpu_kernels_h200.json").read_text()))
+    kernels = json.loads((RESULTS / "gpu_kernels_h200.json").read_text())
+    draw(kernels)
+    print(tables(kernels))
     if (rivals := RESULTS / "gpu_rivals_h200.json").exists():
         draw_rivals(json.loads(rivals.read_text()))
 
