@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fp4.kernels import quantize as kernels
 from fp4.kernels.kernelspec import KernelSpec
+from fp4.kernels.launch import flat
 from fp4.kernels.launch import launcher as launcher_of
 from fp4.kernels.target import target_of
 from fp4.kernels.tiles import Tile, fitted
@@ -234,7 +235,8 @@ BY_COLUMNS = (
 
 def tiles(spec: KernelSpec, shape: tuple[int, int]) -> list[Tile]:
     """The usual tile of the shape first, then others of 1024 to 16384 elements."""
-    columns = shape[spec.memory == "rows"]
+    rows, columns = shape if spec.memory == "rows" else shape[::-1]
+    columns = flat(spec, {"rows": rows, "columns": columns, "stride_r": columns}, columns)["columns"]
     found = [fitted(spec, target_of(torch.device("cuda")), math.ceil(columns / spec.block[1]) * spec.block_units)]
     least_rows, least_units = spec.least_tile
     if "usual" in sys.argv:

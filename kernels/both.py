@@ -59,7 +59,7 @@ class BothSpec:
 class _Part(Kernel):
     """The lines of one orientation as a function of the tile."""
 
-    loops = False
+    loops, held = False, 1
 
     @property
     def down_first(self) -> bool:
@@ -98,8 +98,8 @@ def {kernel_name}({", ".join([*own, *CONSTANTS])}):
     across = tl.maximum(tl.cdiv(columns, TB * {UNIT}), 1)  # a tile is as wide as a rotation: its padding takes none more
     down = tl.maximum(tl.cdiv(rows, TR), 1)
     for tile in range(tl.program_id(0), across * down, tl.num_programs(0)):
-        rows_part(tile, {", ".join(given["rows"].values())}, TR, TB)
-        columns_part(tile, {", ".join(given["columns"].values())}, TB * {UNIT}, TR // {UNIT})
+        rows_part(tile, {", ".join(given["rows"].values())}, TR, TB, WHOLE)
+        columns_part(tile, {", ".join(given["columns"].values())}, TB * {UNIT}, TR // {UNIT}, WHOLE)
 """.strip("\n")
     titles = [part.title().partition(".\n")[0] for part in parts.values()]
     title = f'"""{titles[0]}; and of the transpose\n{titles[1]}.\n\nA program takes TR rows x TB units of {UNIT} columns.\n"""'
@@ -181,7 +181,8 @@ class _Both:
         names = ["x_ptr", *(f"{part}_{name}" for plan, part in named for name in plan.names[1:])]
         sites = [f"{part}_{name}" for part in PARTS for name in SITES]
         seen = {f"{part}_{name}": dtype for plan, part in named for name, dtype in plan.seen.items()}
-        numbers = {"rows": x.shape[0], "columns": x.shape[1], "stride_r": x.stride(0), "stride_c": 1, **tile.constants}
+        whole = x.numel() > 0 and x.shape[0] % tile.rows == 0 and x.shape[1] % (tile.units * UNIT) == 0
+        numbers = {"rows": x.shape[0], "columns": x.shape[1], "stride_r": x.stride(0), "stride_c": 1, **tile.constants(whole)}
         grid = (max(1, ceil_div(x.shape[1], tile.units * UNIT)) * max(1, ceil_div(x.shape[0], tile.rows)),)
         kernel = _kernel(spec, self.plans[0].target)
         return Bound(kernel, grid, x.device, names, sites, numbers, seen, num_warps=tile.warps)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fp4.runtime.allocate import maker
 from fp4.runtime.files import write_whole
 from fp4.runtime.rng import MASK
 
@@ -66,16 +67,10 @@ class Output(NamedTuple):
     zero: bool = False
 
     def maker(self, device: torch.device) -> Callable[[], Tensor]:
-        """Makes one at each call, by Inductor's own allocation where there is one: half of ``torch.empty``'s time."""
-        plain = partial(torch.zeros if self.zero else torch.empty, self.shape, dtype=self.dtype, device=device)
-        allocate = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
-        if self.zero or allocate is None:
-            return plain
-        quick = partial(allocate, self.shape, torch.empty(self.shape, device="meta").stride(), self.dtype)
-        if device.type != "cuda":
-            return quick
-        current, index = torch.cuda.current_device, device.index  # of which it allocates
-        return lambda: quick() if current() == index else plain()
+        """Makes one at each call."""
+        if self.zero:
+            return partial(torch.zeros, self.shape, dtype=self.dtype, device=device)
+        return maker(self.shape, self.dtype, device)
 
 
 class Tiles(NamedTuple):
@@ -144,6 +139,8 @@ class Bound:
         typed = [t if seen is None else t.view(-1).view(seen) for t, seen in zip(tensors, self.seen, strict=True)]
         arguments = zip(self.kernel.arg_names, self.order((*typed, *words, *self.numbers)), strict=True)
         kernel = self.kernel[self.grid](**dict(arguments), **self.options)
+        if kernel is not None and kernel.n_spills and self.options.pop("maxnreg", None):  # another assembler's limit
+            return self.first(tensors, words, alignments)
         if kernel is not None:  # the interpreter compiles nothing
             self.compiled[alignments] = compiled = _Compiled(kernel, self.index or 0)
             if self.tiles is not None and self.index is not None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
+from fp4.kernels.amax import Amax
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.operand import Operand
 from fp4.kernels.posthoc import first_pass
 from fp4.kernels.target import INTERPRETER, Target, TargetError
 from fp4.kernels.writer import f32
@@ -38,41 +38,22 @@ def source(spec: KernelSpec, target: Target) -> str:
     return kernel.module(kernel.title(), kernel.name())
 
 
-class Kernel(Operand):
+class Kernel(Amax):
     """The kernel, from load to store."""
 
     def body(self) -> None:
         self.tile()
         self.load()
+        if self.spec.output == "amax":
+            self.amax()
+            return
         if self.spec.rotation is not None:
             self.rotate()
-        if self.spec.output == "amax":
-            self.store_amax()
-        elif self.spec.output in ("rotated", "values"):
+        if self.spec.output in ("rotated", "values"):
             self.section("store")
             self.store_values("x", "width")
         else:
             self.quantize()
-
-    def store_amax(self) -> None:
-        self.section("the largest finite magnitude: integers have the same order; shifted, Inf and NaN wrap below all others")
-        self.once("largest = tl.full((TR * TB,), 1 << 24, tl.uint32)")
-        self.add(
-            "i = (x.to(tl.uint32, bitcast=True) << 1) + (1 << 24)",
-            "largest = tl.maximum(largest, tl.max(i, 0))",
-        )
-        self.call("bits")
-        self.call("floats")
-        self.after.append("largest = floats(((tl.max(largest, 0) - (1 << 24)) >> 1).to(tl.int32))")
-        r = self.spec.rotation
-        if r is not None:
-            self.after.append(f"largest = largest * {self.normalization()}")
-            if r.bf16:
-                rounded = (
-                    f"{self.call('round_bf16')}(largest)" if self.interpreted else "largest.to(tl.bfloat16).to(tl.float32)"
-                )
-                self.after.append(f"largest = {rounded}")
-        self.after.append(f"tl.atomic_max({self.pointer('amax_ptr')}, bits(largest))")
 
     def quantize(self) -> None:
         q = self.spec.quantizer
@@ -85,7 +66,7 @@ class Kernel(Operand):
             self.block_reduce("largest")
             self.add("largest = floats(largest)")
         else:
-            self.add(f"largest = tl.reduce(tl.abs(x), 0, {self.call('larger')})")
+            self.unit_amax()
             self.block_reduce("largest", "group_amax")
         self.add('finite = largest < float("inf")', "block_max = tl.where(finite, largest, 0.0)")
         if isinstance(q, NVFP4) and q.posthoc:
@@ -106,6 +87,25 @@ class Kernel(Operand):
             self.store_codes(8 if q.packed else 16)
         else:
             self.decode()
+
+    def unit_amax(self) -> None:
+        """`largest` (TR * TB,): the largest magnitude of each unit, pairwise."""
+        if not (self.reads_pairs and self.spec.rotation is None and self.target.capability >= 86):
+            if self.by_rows:
+                self.tree("largest", "tl.abs(x)", self.call("larger_halves"))
+            else:
+                self.add(f"largest = tl.reduce(tl.abs(x), 0, {self.call('larger')})")
+            return
+        pairs, height = self.call("larger_pairs"), self.spec.unit // self.parts
+        if self.parts == 2:
+            self.add(f"pair = {self.call('larger_of')}(raw0, raw1)")
+        else:
+            self.add(f"pair = {pairs}(raw0)")
+            height //= 2
+        while height > 2:
+            self.add(f"pair = {pairs}(pair)")
+            height //= 2
+        self.add(f"largest = tl.reduce(tl.abs(pair.to(tl.float32)), 0, {self.call('larger')})")
 
     # -- stores
 
@@ -137,8 +137,9 @@ class Kernel(Operand):
         else:
             self.add("at = block_row * block_columns + block_column")
         within = "(block_row < rows)" if block_rows == 1 else f"(block_row * {block_rows} < rows)"
+        within = self.where(f"{within} & (block_column < block_columns)")
         stored = scale if spec.fp8_blocks else f"{scale}.to(tl.uint8)"
-        self.add(f"tl.store({self.pointer('scales_ptr')} + at, {stored}, mask={within} & (block_column < block_columns))")
+        self.add(f"tl.store({self.pointer('scales_ptr')} + at, {stored}, mask={within})")
 
     def store_outer_scales(self) -> None:
         units = self.spec.outer_units
@@ -148,12 +149,12 @@ class Kernel(Operand):
             f"groups = tl.cdiv(units, {units})",
             f"outer_scale = {self.call('group_max')}(tensor_scale, {n}, {b})  # equal in the group",
             f"tl.store({self.pointer('tensor_scale_ptr')} + group_row * groups + group_column, outer_scale, "
-            "mask=(group_row < rows) & (group_column < groups))",
+            f"mask={self.where('(group_row < rows) & (group_column < groups)')})",
         )
 
     def store_codes(self, width: int) -> None:
         u = self.spec.unit
-        inside = "(row < rows) & (unit < units)"
+        inside = self.where("(row < rows) & (unit < units)")
         if width == 16:
             self.add(
                 f"target = codes_ptr + ((row * units + unit) * {u})[None, :] + k",
@@ -178,7 +179,7 @@ class Kernel(Operand):
             if not self.by_rows:
                 word = self.transposed(word, "TR", "TB")
                 self.coordinates("word_row", "word_unit", 1, 1, flat=False)
-                inside = "(word_row < rows) & (word_unit < units)"
+                inside = self.where("(word_row < rows) & (word_unit < units)")
             at = "row * units + unit" if self.by_rows else "word_row * units + word_unit"
             self.add(f"tl.store(codes_ptr + {at}, {word}, mask={inside})")
         self.pointer("codes_ptr")
@@ -231,33 +232,44 @@ class Kernel(Operand):
 
     def decode_pairs(self) -> None:
         scale, parts = self.spread("s"), max(1, self.spec.unit // 8)
-        values = self.split("value", parts)
+        values = self.split("value", "value", parts)
+        scales = [scale for _ in values]
+        if self.held > 1:
+            self.add(f"s = tl.reshape({scale}, (1, TR * TB))")
+            scales = [f"tl.reshape({s}, (TR * TB // {self.held},))" for s in self.split("s", "s", 1) for _ in range(parts)]
         if self.native:
-            calls = [f"{self.call('decoded_pairs')}({v}, {scale})" for v in values]
+            calls = [f"{self.call('decoded_pairs')}({v}, {s})" for v, s in zip(values, scales, strict=True)]
         elif self.keeps_raw:
-            raw = [f"raw{i}" for i in range(parts)]
-            calls = [f"{self.call('signed_pairs')}({v}, {r}, {scale})" for v, r in zip(values, raw, strict=True)]
+            calls = [
+                f"{self.call('signed_pairs')}({v}, raw{i}, {s})" for i, (v, s) in enumerate(zip(values, scales, strict=True))
+            ]
         else:
-            signed = zip(values, self.split("x", parts), strict=True)
-            calls = [f"{self.call('signed_pairs_fp32')}({v}, {x}, {scale})" for v, x in signed]
-        names = [f"y{i}" for i in range(parts)]
+            signed = zip(values, self.split("x", "x", parts), scales, strict=True)
+            calls = [f"{self.call('signed_pairs_fp32')}({v}, {x}, {s})" for v, x, s in signed]
+        names = [f"y{i}" for i in range(len(values))]
         self.add(*(f"{name} = {call}" for name, call in zip(names, calls, strict=True)))
-        self.store_parts(names, "width")
+        self.store_parts(names, parts, "width")
 
-    def split(self, name: str, parts: int) -> list[str]:
-        """Names of the parts of a tile, of consecutive columns each."""
-        n = self.spec.unit // parts
-        if parts == 1:
-            return [name]
-        names = [f"{name}{i}" for i in range(parts)]
-        if parts == 2:
-            self.add(f"{', '.join(names)} = tl.split(tl.permute(tl.reshape({name}, (2, {n}, TR * TB)), (1, 2, 0)))")
-        else:
-            self.add(
-                f"y, z = tl.split(tl.permute(tl.reshape({name}, (2, 2, {n}, TR * TB)), (2, 3, 1, 0)))",
-                f"{', '.join(names[:2])} = tl.split(y)",
-                f"{', '.join(names[2:])} = tl.split(z)",
+    def split(self, value: str, stem: str, parts: int) -> list[str]:
+        """Names of the parts, of consecutive columns each, of the units that a thread holds, in their order in memory."""
+        count = parts * self.held
+        if count == 1:
+            return [value]
+        bits, of_parts = count.bit_length() - 1, parts.bit_length() - 1
+        held = "TR * TB" if self.held == 1 else f"TR * TB // {self.held}"
+        height = f"{value}.shape[0] // {parts}" if parts > 1 else f"{value}.shape[0]"
+        shape = ", ".join([*["2"] * of_parts, height, held, *["2"] * (bits - of_parts)])
+        order = [of_parts, of_parts + 1, *range(of_parts - 1, -1, -1), *range(bits + 1, of_parts + 1, -1)]
+        names = [f"{stem}_"]
+        self.add(f"{names[0]} = tl.permute(tl.reshape({value}, ({shape})), ({', '.join(map(str, order))}))")
+        while len(names) < count:
+            halves = (
+                [f"{name}{bit}" for name in names for bit in "01"]
+                if 2 * len(names) < count
+                else [f"{stem}{i}" for i in range(count)]
             )
+            self.add(*(f"{a}, {b} = tl.split({name})" for name, a, b in zip(names, halves[::2], halves[1::2], strict=True)))
+            names = halves
         return names
 
     def store_values(self, name: str, width: str) -> None:
@@ -274,20 +286,21 @@ class Kernel(Operand):
             )
         elif spec.dtype in FP8_TYPES:  # cvt.rn.satfinite, on sm_89 of the FP16 value
             self.add(f"{name} = {name}.to({FP8_TYPES[spec.dtype]}).to(tl.uint8, bitcast=True)")
-        parts = {"bf16": u // 8, "fp32": u // 4}.get(spec.dtype, 1) if self.by_rows else 1
-        self.store_parts(self.split(name, parts), width)
+        parts = max(1, {"bf16": u // 8, "fp32": u // 4}.get(spec.dtype, 1)) if self.by_rows else 1
+        self.store_parts(self.split(name, name, parts), parts, width)
 
-    def store_parts(self, names: list[str], width: str) -> None:
-        u, n = self.spec.unit, self.spec.unit // len(names)
+    def store_parts(self, names: list[str], parts: int, width: str) -> None:
+        u, n = self.spec.unit, self.spec.unit // parts
+        row, unit = self.load_place
         self.add(
             f"j = tl.arange(0, {n})[:, None]",
-            f"target = {self.pointer('y_ptr')} + (row * {width} + unit * {u})[None, :] + j",
+            f"target = {self.pointer('y_ptr')} + ({row} * {width} + {unit} * {u})[None, :] + j",
         )
         for i, part in enumerate(names):
             at = "j" if i == 0 else f"j + {i * n}"
             offset = "" if i == 0 else f" + {i * n}"
             self.add(
-                f"inside = (row < rows)[None, :] & (unit[None, :] * {u} + {at} < {width})",
+                f"inside = {self.where(f'({row} < rows)[None, :] & ({unit}[None, :] * {u} + {at} < {width})')}",
                 f"tl.store(target{offset}, {part}, mask=inside)",
             )
 

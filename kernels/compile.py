@@ -22,11 +22,14 @@ _POINTER = {
 }
 
 
-def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -> Compiled:
-    """Compile the kernel of `spec` as the launcher would for a contiguous operand whose sizes are multiples of 16."""
+def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None, whole: bool = True) -> Compiled:
+    """Compile the kernel of `spec` as the launcher would for a contiguous operand whose sizes are multiples of 16.
+
+    whole: of whole tiles.
+    """
     kernel = build(source(spec, target))
     tile = tile or tile_of(spec, target)
-    constants: dict[Any, Any] = {**tile.constants}
+    constants: dict[Any, Any] = tile.constants(whole)
     if "stride_r" in kernel.arg_names:
         constants[{"rows": "stride_c", "columns": "stride_r"}[spec.memory]] = 1
     types = {name: _type(name, spec) for name in kernel.arg_names}
@@ -41,7 +44,7 @@ def compile_both(spec: BothSpec, target: Target, tile: Tile | None = None) -> Co
     for name in kernel.arg_names:
         part, _, own = name.partition("_")
         types[name] = _type(own, getattr(spec, part)) if part in both.PARTS and own else _type(name, spec.rows)
-    return _compile(kernel, types, {**tile.constants, "stride_c": 1}, tile, target)
+    return _compile(kernel, types, {**tile.constants(True), "stride_c": 1}, tile, target)
 
 
 def _compile(kernel: Any, types: dict[str, str], constants: dict[Any, Any], tile: Tile, target: Target) -> Compiled:
@@ -58,7 +61,7 @@ def _compile(kernel: Any, types: dict[str, str], constants: dict[Any, Any], tile
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes),
         target=GPUTarget("cuda", target.capability, 32),
-        options={"num_warps": tile.warps, **COMPILE_OPTIONS},
+        options={**tile.options, **COMPILE_OPTIONS},
     )
     return inspect(compiled)
 

@@ -11,6 +11,7 @@ NEEDS.update(
         "element_words": ("philox", "interleave"),
         "any_words": ("philox",),
         "block_words": ("philox",),
+        "pair_words": ("philox",),
         "element_draws": ("philox", "interleave"),
         "any_draws": ("any_words",),
     }
@@ -66,6 +67,17 @@ def block_words(row, unit, units, stream, seed, site, B: tl.constexpr):
     words = tl.join(tl.join(a, c), tl.join(b, d))
     words = tl.permute(tl.reshape(words, (row.shape[0] // (4 * B), B, 4)), (0, 2, 1))
     return tl.reshape(words, (row.shape[0],))
+''',
+)
+helper(
+    "pair_words",
+    '''
+@triton.jit
+def pair_words(first, stream, seed, site):
+    """Random words of elements `first` (G,), even, and of the next ones: (2G,)."""
+    a, b, c, d = philox(first // 4, stream, seed, site)
+    even = first % 4 == 0
+    return tl.reshape(tl.join(tl.where(even, a, c), tl.where(even, b, d)), (2 * first.shape[0],))
 ''',
 )
 helper(

@@ -12,6 +12,8 @@ HELPERS: dict[str, str] = {}
 # What a helper calls.
 NEEDS: dict[str, tuple[str, ...]] = {
     "group_amax": ("larger",),
+    "larger_halves": ("larger",),
+    "larger_pairs": ("larger_of",),
     "round_e2m1": ("bits", "floats"),
     "round_e2m1_stochastic": ("bits", "floats"),
     "round_e2m1_stochastic_fma": ("bits", "floats"),
@@ -26,8 +28,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "element_value": ("floats",),
     "element_value_signed": ("floats",),
     "with_sign": ("bits", "floats"),
-    "divide": ("bits", "floats"),
+    "divide": ("bits", "floats", "inverse_of"),
+    "reciprocal": ("inverse_of",),
     "butterfly": ("floats",),
+    "last_butterfly": ("floats",),
 }
 
 
@@ -96,6 +100,36 @@ def group_max(x, N: tl.constexpr, B: tl.constexpr):
 ''',
 )
 helper(
+    "larger_halves",
+    '''
+@triton.jit
+def larger_halves(x, B: tl.constexpr):
+    """Flat x seen as (A, 2, B): the larger of the two, flat; NaN where one is."""
+    return tl.reshape(tl.reduce(tl.reshape(x, (x.shape[0] // (2 * B), 2, B)), 1, larger), (x.shape[0] // 2,))
+''',
+)
+helper(
+    "larger_of",
+    '''
+@triton.jit
+def larger_of(a, b):
+    """The larger magnitude of BF16, NaN where one is, two at once; its sign means nothing."""
+    return tl.inline_asm_elementwise(
+        "max.NaN.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+''',
+)
+helper(
+    "larger_pairs",
+    '''
+@triton.jit
+def larger_pairs(x):
+    """`larger_of` rows i and N + i of BF16 (2N, G): (N, G)."""
+    a, b = tl.split(tl.permute(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), (1, 2, 0)))
+    return larger_of(a, b)
+''',
+)
+helper(
     "add_halves",
     '''
 @triton.jit
@@ -128,6 +162,22 @@ def butterfly(x, B: tl.constexpr):
     # The product is exact, so a fused sum is the plain one.
     sign = tl.broadcast_to(sign[None, :, None], pairs.shape)
     return tl.reshape(tl.fma(pairs, sign, partner), (x.shape[0],))
+''',
+)
+helper(
+    "last_butterfly",
+    '''
+@triton.jit
+def last_butterfly(x, B: tl.constexpr):
+    """The larger magnitude of what `butterfly` gives, |a| + |b|, in the place of both: abs after the shuffle costs nothing."""
+    pairs = tl.reshape(x, (x.shape[0] // (2 * B), 2, B))
+    pattern = pairs.to(tl.uint32, bitcast=True)
+    partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
+    y = tl.inline_asm_elementwise(
+        "{ .reg .f32 a, b; abs.f32 a, $1; abs.f32 b, $2; add.rn.f32 $0, a, b; }",
+        "=f,f,f", [pairs, partner], dtype=tl.float32, is_pure=True, pack=1,
+    )
+    return tl.reshape(y, (x.shape[0],))
 ''',
 )
 helper(
@@ -169,6 +219,18 @@ def unpack_signed(x, sign):
     return tl.inline_asm_elementwise(
         "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0x6A;",
         "=f,=f,r,r,r", [x, sign], dtype=tl.float32, is_pure=True, pack=2,
+    )
+''',
+)
+helper(
+    "unpack_signed_pairs",
+    '''
+@triton.jit
+def unpack_signed_pairs(x, sign):
+    """`unpack_signed` of signs of int16, -2^15 where negative: two a register, for half an instruction an element more."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 p; xor.b32 p, $2, $3; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }",
+        "=f,=f,r,r", [x, sign], dtype=tl.float32, is_pure=True, pack=2,
     )
 ''',
 )
@@ -234,7 +296,7 @@ def divide(x, d):
     """
     power = floats(tl.minimum(tl.maximum((254 << 23) - (bits(d) & 0x7F800000), 1 << 23), 253 << 23))
     n = d * power
-    r = tl.broadcast_to(tl.div_rn(1.0, n)[None, :], x.shape)
+    r = tl.broadcast_to(inverse_of(n)[None, :], x.shape)
     minus = tl.broadcast_to((n * -1.0)[None, :], x.shape)
     x = x * power[None, :]
     q = x * r
@@ -248,7 +310,7 @@ helper(
 @triton.jit
 def reciprocal(d):
     """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
-    high = tl.where(d > 0.0, tl.div_rn(1.0, d), 0.0)
+    high = tl.where(d > 0.0, inverse_of(d), 0.0)
     error = tl.fma(high * -1.0, d, 1.0)
     low = error * high
     return high, tl.fma(low, error, low)
@@ -327,6 +389,29 @@ def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
     t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
     value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
     return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+''',
+)
+helper(
+    "round_e4m3",
+    '''
+@triton.jit
+def round_e4m3(a):
+    """`round_exmy` to E4M3 by cvt.rn.satfinite.e4m3x2.f32 and back (sm_89)."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 a; .reg .b16 p, f, g; .reg .b32 v; min.f32 a, $2, 0f43E00000; "
+        "cvt.rn.satfinite.e4m3x2.f32 p, 0f00000000, a; cvt.u32.u16 $1, p; "
+        "cvt.rn.f16x2.e4m3x2 v, p; mov.b32 {f, g}, v; cvt.f32.f16 $0, f; }",
+        "=f,=r,f", [a], dtype=(tl.float32, tl.int32), is_pure=True, pack=1,
+    )
+''',
+)
+helper(
+    "inverse_of",
+    '''
+@triton.jit
+def inverse_of(d):
+    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
+    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
 ''',
 )
 helper(

@@ -22,6 +22,7 @@ from fp4.kernels.tiles import Tile, fitted
 from fp4.runtime.layout import ceil_div
 
 SITES = ("site", "signs_site")
+WHOLE, FLAT = 1024, 4096  # columns: of most tiles along rows, and of a matrix that is taken for one of whole tiles
 MOST_PLANS = 4096  # of dynamic shapes each has its own
 PLANS: dict[Any, Any] = {}
 
@@ -125,6 +126,20 @@ class Plan:
         return tiled(self.spec, self.target, self.device, self.size, self.names, self.numbers, self.seen, tile)
 
 
+def flat(spec: KernelSpec, numbers: Mapping[str, int], width: int) -> Mapping[str, int]:
+    """A kernel's numbers, or those of a matrix of the same elements in the same order whose rows are whole tiles.
+
+    What a kernel writes, and draws, for a block depends on nothing but its place among all of them.
+    """
+    rows, columns, stride = numbers["rows"], numbers["columns"], numbers.get("stride_r")
+    group = max(spec.block[1], spec.outer_units * spec.unit, spec.rotation_units * spec.unit)
+    plain = spec.memory == "rows" and spec.block[0] == 1 and spec.scale_layout == "plain" and not spec.located
+    whole = stride == columns == width and columns % group == 0 and FLAT % group == 0 and rows * columns % FLAT == 0
+    if not plain or not whole or columns % WHOLE == 0 or "kept_columns" in numbers:
+        return numbers
+    return {**numbers, "rows": rows * columns // FLAT, "columns": FLAT, "stride_r": FLAT}
+
+
 def tiled(
     spec: KernelSpec,
     target: Target,
@@ -140,8 +155,10 @@ def tiled(
     units = ceil_div(width, spec.block[1]) * spec.block_units
     tile = tile or fitted(spec, target, units)
     tiles = max(1, ceil_div(rows, tile.rows)) * max(1, ceil_div(units, tile.units))
-    numbers = {**numbers, **tile.constants}
-    return Bound(_kernel(spec, target), Tiles(tiles, tile.turns), device, names, SITES, numbers, seen, num_warps=tile.warps)
+    whole = 0 < rows == -(-rows // tile.rows) * tile.rows and units == -(-units // tile.units) * tile.units
+    whole = whole and numbers["columns"] == width == units * spec.unit == numbers.get("kept_columns", width)
+    numbers = {**numbers, **tile.constants(whole)}
+    return Bound(_kernel(spec, target), Tiles(tiles, tile.turns), device, names, SITES, numbers, seen, **tile.options)
 
 
 @cache
@@ -167,6 +184,9 @@ def launcher(
     """
     numbers = {"rows": x.shape[0], "columns": x.shape[1], "stride_r": x.stride(0), "stride_c": x.stride(1)}
     numbers |= {name: value for name, value in pointers.items() if not isinstance(value, Tensor)}
+    of_it = flat(spec, numbers, width)
+    if of_it is not numbers:
+        numbers, width = dict(of_it), of_it["columns"]
     tensors = {"x_ptr": x, "seed_ptr": seed, **pointers}
     tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
     bound = tiled(spec, target, x.device, (numbers["rows"], width), list(tensors), numbers, {}, tile)

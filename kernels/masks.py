@@ -51,7 +51,8 @@ class MaskedKernel(Kernel):
         self.add(
             f"kept = ({scaled} < {float(E2M1_MAX)}) & {self.over(self.spread('finite'))}",
             "mask = tl.sum(kept.to(tl.int32) << k, 0).to(tl.int16)  # bit k is the unit's column k",
-            f"tl.store({self.pointer('mask_ptr')} + row * units + unit, mask, mask=(row < rows) & (unit < units))",
+            f"inside = {self.where('(row < rows) & (unit < units)')}",
+            f"tl.store({self.pointer('mask_ptr')} + row * units + unit, mask, mask=inside)",
         )
 
 
@@ -84,7 +85,7 @@ class UnrotateKernel(Kernel):
             self.scalar("mask_stride")
             self.section("zero where the forward clipped: bit k of a unit's two bytes is its column k")
             self.add(
-                "inside = (row < rows) & (unit < units)",
+                f"inside = {self.where('(row < rows) & (unit < units)')}",
                 f"mask = tl.load({self.pointer('mask_ptr')} + row * mask_stride + unit, mask=inside, other=0).to(tl.int32)",
                 "x = tl.where((mask[None, :] >> k) & 1 != 0, x, 0.0)",
             )

@@ -17,7 +17,6 @@ class Operand(ScaleRules):
         spec, u = self.spec, self.spec.unit
         width = "columns" if spec.rotation is None else f"tl.cdiv(columns, {spec.rotation.size}) * {spec.rotation.size}"
         units = f"tl.cdiv(width, {spec.block[1]})" + (f" * {spec.block_units}" if spec.block_units > 1 else "")
-        row, unit = ("g // TB", "g % TB") if self.by_rows else ("g % TR", "g // TR")
         self.once(
             f"width = {width}",
             f"units = {units}",
@@ -25,11 +24,20 @@ class Operand(ScaleRules):
             "g = tl.arange(0, TR * TB)",
             f"k = tl.arange(0, {u})[:, None]",
         )
-        self.add(
-            f"# unit g holds columns {u} * unit ... {u} * unit + {u - 1} of its row",
-            f"row = (down * TR + {row}).to(tl.int64)",
-            f"unit = across * TB + {unit}",
-        )
+        if self.held > 1:
+            self.once(
+                f"held = tl.arange(0, TR * TB // {self.held}) * {self.held}  # the first of the units that a thread holds"
+            )
+        row, unit = self.place_of("g", "down", "across")
+        self.add(f"# unit g holds columns {u} * unit ... {u} * unit + {u - 1} of its row", f"row = {row}", f"unit = {unit}")
+        if self.held > 1:
+            row, unit = self.place_of("held", "down", "across")
+            self.add(f"held_row, held_unit = {row}, {unit}")
+
+    def place_of(self, g: str, down: str, across: str) -> tuple[str, str]:
+        """Row and unit, in the operand, of units g of a tile."""
+        row, unit = (f"{g} // TB", f"{g} % TB") if self.by_rows else (f"{g} % TR", f"{g} // TR")
+        return f"({down} * TR + {row}).to(tl.int64)", f"{across} * TB + {unit}"
 
     @property
     def down_first(self) -> bool:
@@ -46,35 +54,59 @@ class Operand(ScaleRules):
 
     def load(self) -> None:
         spec = self.spec
-        # A thread loads 16 bytes at once: a unit comes in parts, which would else go to several threads.
-        parts = max(1, spec.unit * (4 if spec.input == "fp32" else 2) // 16) if self.by_rows else 1
-        pairs = spec.input == "bf16" and not self.interpreted
-        stem = "raw" if pairs else "x"
-        names = [f"{stem}{i}" for i in range(parts)] if parts > 1 or pairs else ["x"]
+        pairs = self.reads_pairs
+        stem, count = "raw" if pairs else "x", self.parts * self.held
+        names = [f"{stem}{i}" for i in range(count)] if count > 1 or pairs else ["x"]
         if self.ahead:
             self.load_ahead(names)
         else:
             self.section(f"load: x ({spec.unit}, TR * TB), zero outside")
-            self.add(*self.loads(names))
+            self.add(*self.loads(names, *self.load_place))
         if not pairs:
             self.add(*(f"{name} = {name}.to(tl.float32)" for name in names))
         elif self.signs_on_load:
-            self.signs_of_parts(parts)
+            self.signs_of_parts(count)
         for i, name in enumerate(names if pairs else []):
-            call = f"unpack_signed({name}, sign{i})" if self.signs_on_load else f"unpack({name})"
+            unpack = "unpack_signed_pairs" if self.signs_in_pairs else "unpack_signed"
+            call = f"{unpack}({name}, sign{i})" if self.signs_on_load else f"unpack({name})"
             self.call(call.partition("(")[0])
-            self.add(f"x{i if parts > 1 else ''} = {call}")
-        if parts == 2:
-            self.add(f"x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), ({spec.unit}, TR * TB))")
-        elif parts == 4:
-            joined = "tl.join(tl.join(x0, x1), tl.join(x2, x3))"
-            self.add(f"x = tl.reshape(tl.permute({joined}, (3, 2, 0, 1)), ({spec.unit}, TR * TB))")
+            self.add(f"x{i if count > 1 else ''} = {call}")
+        if count > 1:
+            self.add(f"x = {self.joined([f'x{i}' for i in range(count)])}")
 
-    def loads(self, names: list[str]) -> list[str]:
-        """The parts of the tile's units, in the operand's dtype."""
-        spec, n = self.spec, self.spec.unit // len(names)
+    def joined(self, names: list[str]) -> str:
+        """The tile of the parts of the units that a thread holds, in their order in memory."""
+        bits, of_parts = len(names).bit_length() - 1, self.parts.bit_length() - 1
+        while len(names) > 1:
+            names = [f"tl.join({a}, {b})" for a, b in zip(names[::2], names[1::2], strict=True)]
+        order = [*range(1 + of_parts, 1, -1), 0, 1, *range(1 + bits, 1 + of_parts, -1)]
+        return f"tl.reshape(tl.permute({names[0]}, ({', '.join(map(str, order))})), ({self.spec.unit}, TR * TB))"
+
+    @property
+    def held(self) -> int:
+        """Units of a row that a thread holds."""
+        return self.spec.units_held
+
+    @property
+    def parts(self) -> int:
+        """Of a unit: a thread loads 16 bytes at once, and the whole of it would else go to several threads."""
+        return max(1, self.spec.unit * (4 if self.spec.input == "fp32" else 2) // 16) if self.by_rows else 1
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Is the operand BF16 in memory, two neighbours in a register? Its parts are `raw0` ... then."""
+        return self.spec.input == "bf16" and not self.interpreted
+
+    @property
+    def load_place(self) -> tuple[str, str]:
+        """Names of the row and unit where a thread's elements begin."""
+        return ("row", "unit") if self.held == 1 else ("held_row", "held_unit")
+
+    def loads(self, names: list[str], row: str = "row", unit: str = "unit", also: str = "") -> list[str]:
+        """The parts of the units from `unit` on, in the operand's dtype. also: a scalar condition of all."""
+        spec, n = self.spec, self.spec.unit // self.parts
         lines = [
-            f"source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * {spec.unit})[None, :]",
+            f"source = (x_ptr + {row} * stride_r + {unit}.to(tl.int64) * stride_c * {spec.unit})[None, :]",
             f"j = tl.arange(0, {n})[:, None]",
         ]
         if not self.by_rows:
@@ -82,11 +114,12 @@ class Operand(ScaleRules):
             lines.append(
                 f"source = tl.max_contiguous(source, (1, {rows}))  # {rows} rows a thread: more would take all its registers"
             )
+        mask = f"inside & {also}" if also else "inside"
         for i, name in enumerate(names):
             at = "j" if i == 0 else f"(j + {i * n})"
             lines += [
-                f"inside = (row < rows)[None, :] & (unit[None, :] * {spec.unit} + {at} < columns)",
-                f"{name} = tl.load(source + {at}.to(tl.int64) * stride_c, mask=inside, other=0.0)",
+                f"inside = {self.where(f'({row} < rows)[None, :] & ({unit}[None, :] * {spec.unit} + {at} < columns)')}",
+                f"{name} = tl.load(source + {at}.to(tl.int64) * stride_c, mask={mask}, other=0.0)",
             ]
         return lines
 
@@ -94,56 +127,65 @@ class Operand(ScaleRules):
     def ahead(self) -> bool:
         """Is the next tile loaded while this one is computed? Where a thread computes much and few programs fit a GPU."""
         q = self.spec.quantizer
-        much = isinstance(q, NVFP4) and (q.four_six or (q.rounding == "ms_eden" and self.spec.output == "decoded"))
+        eden = isinstance(q, NVFP4) and q.rounding == "ms_eden" and not q.posthoc
+        much = (isinstance(q, NVFP4) and q.four_six) or (eden and (self.by_rows or self.spec.output == "decoded"))
         return much and self.loops and not self.interpreted
 
     def load_ahead(self, names: list[str]) -> None:
         """Loads by a function, of the first tile before the loop, then in it of the next one."""
-        head = "@triton.jit\ndef load(x_ptr, row, unit, rows, columns, stride_r, stride_c):"
-        about = f'"""Columns {self.spec.unit} * unit ... of each row, zero outside."""'
-        self.functions.append("\n    ".join([head, about, *self.loads(names), f"return {', '.join(names)}"]))
-        row, unit = ("g // TB", "g % TB") if self.by_rows else ("g % TR", "g // TR")
+        head = "@triton.jit\ndef load(x_ptr, row, unit, rows, columns, stride_r, stride_c, there, WHOLE: tl.constexpr):"
+        about = f'"""Columns {self.spec.unit} * unit ... of each row, zero outside, or where there is no such tile."""'
+        self.functions.append("\n    ".join([head, about, *self.loads(names, also="there"), f"return {', '.join(names)}"]))
 
-        def call(left: str, down: str, across: str) -> str:
-            place = f"({down} * TR + {row}).to(tl.int64), {across} * TB + {unit}"
-            return f"{left} = load(x_ptr, {place}, rows, columns, stride_r, stride_c)"
+        def call(left: str, down: str, across: str, there: str) -> str:
+            place = ", ".join(self.place_of("held" if self.held > 1 else "g", down, across))
+            return f"{left} = load(x_ptr, {place}, rows, columns, stride_r, stride_c, {there}, WHOLE)"
 
-        self.start.append(call(", ".join(names), "down", "across"))
+        self.start.append(call(", ".join(names), "down", "across", "tl.program_id(0) < total"))
         self.section("the next tile arrives while this one is computed")
-        self.add(*self.advance(), call(", ".join(f"next_{name}" for name in names), "next_down", "next_across"))
+        following = ", ".join(f"next_{name}" for name in names)
+        self.add(*self.advance(), call(following, "next_down", "next_across", "tile + tl.num_programs(0) < total"))
         self.finish += [f"{name} = next_{name}" for name in names]
 
     def rotate(self) -> None:
         spec, r, u = self.spec, self.spec.rotation, self.spec.unit
         assert r is not None
         self.section(f"rotate: signs ({r.signs}), {r.size.bit_length() - 1} butterfly stages, 1/sqrt({r.size})")
-        if r.signs != "none" and not self.signs_on_load:
-            self.signs()
+        self.signs_after_load()
         self.hadamard()
-        if spec.output == "amax":
-            return  # the factor and the rounding to BF16 keep the order: they are the largest one's alone
         self.add(f"x = x * {self.normalization()}")
         if r.bf16:
             self.add(f"x = {self.call('round_bf16' if self.interpreted else 'round_bf16_pairs')}(x)")
         if spec.block[1] > r.size:
             self.add(f"x = tl.where(unit[None, :] * {u} + k < width, x, 0.0)  # the block's padding is not rotated")
 
+    def signs_after_load(self) -> None:
+        """The rotation's signs, where they did not come with the load."""
+        r = self.spec.rotation
+        if r is not None and r.signs != "none" and not self.signs_on_load:
+            self.signs()
+
     def normalization(self) -> str:
         """The factor that makes the rotation orthogonal."""
         assert self.spec.rotation is not None
         return f32(1 / math.sqrt(self.spec.rotation.size))
 
-    def hadamard(self) -> None:
-        """The butterflies of x, without `normalization`."""
+    def hadamard(self, below: int = 0) -> None:
+        """The butterflies of x, without `normalization`; with `below`, those of a smaller distance."""
         r, u = self.spec.rotation, self.spec.unit
         assert r is not None
         self.add(f"x = tl.reshape(x, ({u} * TR * TB,))")
         butterfly = self.call("butterfly")
         h = 1
-        while h < r.size:
-            self.add(f"x = {butterfly}(x, {f'{h} * TR * TB' if h < u else self.distance(h // u)})")
+        while h < (below or r.size):
+            self.add(f"x = {butterfly}(x, {self.apart(h)})")
             h *= 2
         self.add(f"x = tl.reshape(x, ({u}, TR * TB))")
+
+    def apart(self, columns: int) -> str:
+        """How far apart, in a flat tile, elements are that lie so many columns apart."""
+        u = self.spec.unit
+        return f"{columns} * TR * TB" if columns < u else self.distance(columns // u)
 
     @property
     def signs_on_load(self) -> bool:
@@ -151,13 +193,18 @@ class Operand(ScaleRules):
         r = self.spec.rotation
         return r is not None and r.signs == "fresh" and self.spec.input == "bf16" and not self.interpreted
 
-    def signs_of_parts(self, parts: int) -> None:
-        """`sign0` ...: the fresh signs of each part of a unit, uint32, 2^31 where negative."""
-        n = self.spec.unit // parts
-        for i in range(parts):
-            self.fresh_signs(f"sign{i}", i * n, n)
-            self.once(f"sign{i} = sign{i} << 31")
-            self.spread_signs(f"sign{i}", self.spec.rotation_units, n)
+    @property
+    def signs_in_pairs(self) -> bool:
+        """Two signs a register? Where registers are few."""
+        return self.by_rows and self.spec.output != "amax"
+
+    def signs_of_parts(self, count: int) -> None:
+        """`sign0` ...: the fresh signs of each part of the units that a thread holds, uint32, 2^31 where negative."""
+        n, held = self.spec.unit // self.parts, self.held
+        for i in range(count):
+            self.fresh_signs(f"sign{i}", i * n, n, held)
+            self.once(f"sign{i} = (sign{i} << 15).to(tl.int16)" if self.signs_in_pairs else f"sign{i} = sign{i} << 31")
+            self.spread_signs(f"sign{i}", self.spec.rotation_units // held, n, held)
 
     def signs(self) -> None:
         spec, r, u = self.spec, self.spec.rotation, self.spec.unit
@@ -183,22 +230,23 @@ class Operand(ScaleRules):
             self.spread_signs("sign", units, u)
         self.add("x = x * sign")
 
-    def fresh_signs(self, name: str, first: int, n: int) -> None:
-        """`name` (n, units of a rotation): 1 where a sign is negative, of n columns of each unit from the first."""
-        u, units = self.spec.unit, self.spec.rotation_units
+    def fresh_signs(self, name: str, first: int, n: int, held: int = 1) -> None:
+        """`name` (n, units of a rotation / held): 1 where a sign is negative, of n columns from `first` of every `held`th."""
+        step, units = self.spec.unit * held, self.spec.rotation_units // held
         self.seed()
         self.scalar("signs_site")
-        start = f"tl.arange(0, {units}).to(tl.int64) * {u}" + (f" + {first}" if first else "")
+        start = f"tl.arange(0, {units}).to(tl.int64) * {step}" + (f" + {first}" if first else "")
         words = self.call("element_words")
         self.once(f"{name} = {words}({start}, {STREAM_SIGNS}, seed, signs_site.to(tl.uint32), {n}) >> 31  # ({n}, {units})")
 
-    def spread_signs(self, name: str, units: int, n: int) -> None:
-        """From (n, units) to (n, TR * TB)."""
+    def spread_signs(self, name: str, units: int, n: int, held: int = 1) -> None:
+        """From (n, units) to (n, TR * TB / held)."""
+        size = f"TR * TB // {held}" if held > 1 else "TR * TB"
         if units > 1 and self.by_rows:
-            shape = f"({n}, TR * TB // {units}, {units})"
-            self.once(f"{name} = tl.reshape(tl.broadcast_to({name}[:, None, :], {shape}), ({n}, TR * TB))")
+            shape = f"({n}, TR * TB // {units * held}, {units})"
+            self.once(f"{name} = tl.reshape(tl.broadcast_to({name}[:, None, :], {shape}), ({n}, {size}))")
         elif units > 1:
             shape = f"({n}, TB // {units}, {units}, TR)"
             self.once(f"{name} = tl.reshape(tl.broadcast_to({name}[:, None, :, None], {shape}), ({n}, TR * TB))")
         else:
-            self.once(f"{name} = tl.broadcast_to({name}, ({n}, TR * TB))")
+            self.once(f"{name} = tl.broadcast_to({name}, ({n}, {size}))")

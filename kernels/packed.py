@@ -52,6 +52,10 @@ class PackedSpec(KernelSpec):
             raise SpecError("input='fp16'; codes decode to bf16 or fp32")
 
     @property
+    def units_held(self) -> int:
+        return 1
+
+    @property
     def pointer_types(self) -> dict[str, str]:
         return {**super().pointer_types, "packed_ptr": "*i32", "packed_scales_ptr": "*u8", "packed_factor_ptr": "*fp32"}
 
@@ -61,7 +65,7 @@ class PackedKernel(Kernel):
 
     spec: PackedSpec
 
-    keeps_raw = False  # what is loaded are codes
+    keeps_raw = reads_pairs = False  # what is loaded are codes
     ahead = False
 
     @property
@@ -95,13 +99,13 @@ class PackedKernel(Kernel):
         u = self.spec.unit
         self.add(
             f"w = tl.arange(0, {u // CODES})[:, None]",
-            f"inside = (row < rows)[None, :] & (unit[None, :] * {u} + w * {CODES} < columns)",
+            f"inside = {self.where(f'(row < rows)[None, :] & (unit[None, :] * {u} + w * {CODES} < columns)')}",
             f"words = tl.load(packed_ptr + (row * packed_stride + unit * {u // CODES})[None, :] + w, mask=inside, other=0)",
         )
         self.decode_words(
             "row",
             f"unit * {u}",
-            f"(row < rows) & (unit * {u} < columns)",
+            self.where(f"(row < rows) & (unit * {u} < columns)"),
             word="[:, None, :]",
             code="[None, :, None]",
             scale="[None, None, :]",
@@ -116,7 +120,7 @@ class PackedKernel(Kernel):
             f"w = tl.arange(0, TR * TB // {CODES})",
             f"word_row = (down * (TR // {CODES}) + w % (TR // {CODES})).to(tl.int64)",
             f"column = (across * TB + w // (TR // {CODES})).to(tl.int64)[None, :] * {u} + k",
-            f"inside = (word_row * {CODES} < rows)[None, :] & (column < columns)",
+            f"inside = {self.where(f'(word_row * {CODES} < rows)[None, :] & (column < columns)')}",
             "words = tl.load(packed_ptr + column * packed_stride + word_row[None, :], mask=inside, other=0)",
         )
         self.decode_words(

@@ -37,9 +37,10 @@ def first_pass(kernel: Kernel, factor: str) -> None:
     kernel.add(f"provisional = {floats}({bits}(tl.div_rn(block_max, {factor})) & {POSTHOC_MASK})")
     kernel.elements_of_quotient("provisional")
     magnitude = "x" if kernel.native else "tl.abs(x)"  # of the sign of `value`
-    kernel.tree_sum("projected", f"{magnitude} * (value * {kernel.over('provisional')})")
+    kernel.tree_sum("projected", f"{magnitude} * value")
     kernel.tree_sum("square", "x * x")
     kernel.add(
+        "projected = projected * provisional",
         "correction = tl.div_rn(square, projected)",
         'correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)',
         "wide = provisional * correction  # 0 of a block that is not finite",
@@ -48,7 +49,8 @@ def first_pass(kernel: Kernel, factor: str) -> None:
     kernel.add(
         f"tl.atomic_max({kernel.pointer('wide_amax_ptr')}, tl.max({bits}(wide), 0))",
         f"place = {kernel.pointer('wide_ptr')} + row * units + unit",
-        'tl.store(place, tl.where(finite, wide, float("nan")), mask=(row < rows) & (unit < units))',
+        f"inside = {kernel.where('(row < rows) & (unit < units)')}",
+        'tl.store(place, tl.where(finite, wide, float("nan")), mask=inside)',
     )
 
 

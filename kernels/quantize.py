@@ -17,7 +17,7 @@ from torch import Tensor
 from fp4.kernels import posthoc
 from fp4.kernels.build import Output, require_triton
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.launch import Plan, planned
+from fp4.kernels.launch import Plan, flat, planned
 from fp4.kernels.target import target_of
 from fp4.runtime.layout import TILE_BYTES, TILE_COLUMNS, TILE_ROWS, ceil_div
 from fp4.runtime.spec import NVFP4, Quantizer, Rotation, SpecError
@@ -201,8 +201,9 @@ class Run:
         )
         amax = self.amax() if q is not None and q.needs_amax else None
         random = (q is not None and q.needs_seed) or (self.rotation is not None and self.rotation.needs_seed)
-        size = self.rows, self.width
-        return Plan(spec, self.target, self.device, size, self.inputs, self.numbers, outputs, self.seen, amax, random)
+        numbers = flat(spec, self.numbers, self.width)
+        size = (self.rows, self.width) if numbers is self.numbers else (numbers["rows"], numbers["columns"])
+        return Plan(spec, self.target, self.device, size, self.inputs, numbers, outputs, self.seen, amax, random)
 
     def spec(self, **fields: Any) -> KernelSpec:
         return KernelSpec(**fields)

@@ -43,6 +43,8 @@ class ScaleRules(NativeRounding):
         _, mantissa, bias, top = SCALE_FORMATS[name]
         if name == "e8m0":
             return f"{self.call('round_e8m0')}({value}, {f32(top)})"
+        if name == "e4m3" and word is None and self.converts_e4m3:
+            return f"{self.call('round_e4m3')}({value})"
         if word is None:
             return f"{self.call('round_exmy')}({value}, {mantissa}, {bias}, {f32(top)})"
         return f"{self.call('round_exmy_stochastic')}({value}, {word}, {mantissa}, {bias}, {f32(top)})"
@@ -71,12 +73,12 @@ class ScaleRules(NativeRounding):
             )
             self.add(
                 f"s, scale_code = {self.round_exmy(f'block_max * (encode * {f32(1 / q.factor)})', q.scale)}",
-                f"inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), {f32(FLT_MAX)})",
+                f"inverse = tl.minimum({self.inverse('s * tensor_scale')}, {f32(FLT_MAX)})",
             )
         else:
             self.add(
                 f"s, scale_code = {self.round_exmy(f'block_max * {f32(1 / q.factor)}', q.scale)}",
-                f"inverse = tl.minimum(tl.div_rn(1.0, s), {f32(FLT_MAX)})",
+                f"inverse = tl.minimum({self.inverse('s')}, {f32(FLT_MAX)})",
             )
         self.elements(f"x * {self.over(self.spread('inverse'))}")
 
@@ -108,9 +110,10 @@ class ScaleRules(NativeRounding):
         self.headroom(q, 6.0)
         for c in ("6", "4"):
             self.add(f"s{c}, scale_code{c} = {self.round_exmy(self.over_factor(q, float(c)), q.scale)}")
-            self.elements_of_quotient(f"s{c} * tensor_scale", c)
+            self.add(f"step = s{c} * tensor_scale")
+            self.elements_of_quotient("step", c)
             magnitude = "x" if self.native else "tl.abs(x)"
-            self.add(f"error = {magnitude} - value{c} * {self.over(self.spread(f's{c}'))} * tensor_scale")
+            self.add(f"error = {magnitude} - value{c} * {self.over(self.spread('step'))}")
             self.tree_sum(f"error{c}", "error * error")
         self.add(
             "four = error4 < error6  # a tie keeps 6",
@@ -127,6 +130,10 @@ class ScaleRules(NativeRounding):
             "value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)",
         )
 
+    def inverse(self, value: str) -> str:
+        """1 / value, one of each block, rounded to the nearest."""
+        return f"tl.div_rn(1.0, {value})" if self.interpreted else f"{self.call('inverse_of')}({value})"
+
     def over_divisor(self, value: str) -> str:
         """A tile over `divisor`, one of each unit."""
         # The interpreter's fma rounds twice.
@@ -136,21 +143,26 @@ class ScaleRules(NativeRounding):
         self.section("scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)")
         self.headroom(q, q.factor)
         self.add(f"s, _ = {self.round_exmy(self.over_factor(q, q.factor), q.scale)}")
-        self.elements_of_quotient("s * tensor_scale")
+        self.add("step = s * tensor_scale")
+        self.elements_of_quotient("step")
         magnitude = "x" if self.native else "tl.abs(x)"  # of the sign of `value`
-        self.tree_sum("projected", f"{magnitude} * (value * {self.over('s')} * tensor_scale)")
+        self.tree_sum("projected", f"{magnitude} * value")
         self.tree_sum("square", "x * x")
         self.seed()
         self.scalar("site")
         fours = not self.spec.located and self.spec.rotation_units % 4 == 0  # of one row
-        if fours and self.spec.block_units == 1 and q.block[0] == 1:
-            words, more = f"{self.call('block_words')}(row, unit, units", f", {self.unit_axis(4)[1]}"
+        stream = f"{STREAM_SCALE}, seed, site.to(tl.uint32)"
+        if not fours or self.spec.block_units > 1 or q.block[0] > 1:
+            words = f"{self.call('any_words')}({self.located('row * units + unit', 'row', 'unit', q.block[1])}, {stream})"
+        elif self.held == 2:
+            words = f"{self.call('pair_words')}(held_row * units + held_unit, {stream})"
         else:
-            words, more = f"{self.call('any_words')}({self.located('row * units + unit', 'row', 'unit', q.block[1])}", ""
+            words = f"{self.call('block_words')}(row, unit, units, {stream}, {self.unit_axis(4)[1]})"
         self.add(
+            "projected = projected * step",
             "correction = tl.div_rn(square, projected)",
             'correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)',
-            f"word = {words}, {STREAM_SCALE}, seed, site.to(tl.uint32){more})",
+            f"word = {words}",
             f"s, scale_code = {self.round_exmy('s * correction', q.scale, 'word')}",
         )
 
@@ -161,6 +173,11 @@ class ScaleRules(NativeRounding):
         name = f"{factor:g}".replace(".", "_")
         self.once(f"high_{name}, low_{name} = {self.call('reciprocal')}(tensor_scale * {f32(factor)} * lift)")
         return f"{self.call('quotient')}(block_max * lift, high_{name}, low_{name})"
+
+    @property
+    def converts_e4m3(self) -> bool:
+        """Has the target conversions to and from E4M3?"""
+        return not self.interpreted and self.target.capability >= 89
 
     @property
     def lifts(self) -> bool:

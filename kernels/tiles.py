@@ -12,17 +12,25 @@ from fp4.runtime.spec import MXFP4, MXFP8, NVFP4
 
 @dataclass(frozen=True)
 class Tile:
-    """rows x units (KernelSpec.unit columns each), powers of two, by `warps` warps; a program takes `turns` of them."""
+    """rows x units (KernelSpec.unit columns each), powers of two, by `warps` warps; a program takes `turns` of them.
+
+    registers: the most that a thread may have, where fewer than the assembler takes are faster; 0 for as many as it takes.
+    """
 
     rows: int
     units: int
     warps: int = 4
     turns: int = 4
+    registers: int = 0
 
     @property
-    def constants(self) -> dict[str, int]:
-        """What a kernel is compiled for."""
-        return {"TR": self.rows, "TB": self.units}
+    def options(self) -> dict[str, int]:
+        """Triton's, of the compilation."""
+        return {"num_warps": self.warps} | ({"maxnreg": self.registers} if self.registers else {})
+
+    def constants(self, whole: bool) -> dict[str, int]:
+        """What a kernel is compiled for. whole: does no tile reach beyond the operand?"""
+        return {"TR": self.rows, "TB": self.units, "WHOLE": whole}
 
 
 NARROWEST = 16  # units: 512 bytes of a row
@@ -47,7 +55,9 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     if isinstance(spec, PackedSpec) and spec.memory == "columns":
         return _of_words(spec, target)
     rows, units, warps, turns = _measured(spec, target.rounds_e2m1)
-    tile = Tile(max(rows, least_rows), max(units, least_units), warps, turns)
+    four_six = isinstance(spec.quantizer, NVFP4) and spec.quantizer.four_six
+    capped = four_six and spec.memory == "rows" and spec.output == "decoded" and target.name == "sm_90"
+    tile = Tile(max(rows, least_rows), max(units, least_units), warps, turns, 88 if capped else 0)
     while tile.rows * tile.units > rows * units and tile.rows * tile.units * spec.unit > 64 * 32 * tile.warps:
         tile = replace(tile, warps=2 * tile.warps)  # at most 64 elements a thread, what its registers hold
     return tile
@@ -78,16 +88,20 @@ def _measured(spec: KernelSpec, blackwell: bool) -> tuple[int, int, int, int]:
         return (4, 32, 4, 1) if spec.memory == "rows" else (32, 4, 4, 1)
     if spec.memory == "rows":
         if spec.block[0] > 1:
-            return (16, 16, 4, 1) if four_six else (16, 16, 8, 4) if spec.block[0] < 128 else (16, 8, 4, 1)
+            if four_six or spec.block[0] == 128:
+                return (16, 16, 4, 1) if four_six else (16, 8, 4, 1)
+            return (16, 8, 4, 4 if packed else 2) if spec.block[0] == 16 else (16, 16, 8, 4)
         if spec.output == "amax":
             return (1, 64, 1, 8) if spec.rotation_units > 1 else (8, 64, 4, 8)
-        if heavy:
-            return 1, 64, 1, 8
+        if heavy and not four_six:
+            return 1, 64, 1, 12
         if packed or four_six:
-            return 1, 64, 2, 4
+            return 1, 64, 2, 8 if four_six else 4
         if spec.output == "values" and spec.dtype == "bf16":
             return 1, 128, 2, 4
-        return 4, 32, 4, 1 if few else 4
+        if spec.rotation_units > 1 or (isinstance(q, NVFP4) and q.rounding == "stochastic"):
+            return 1, 64, 2, 4
+        return 4, 32, 4, 1 if few else 2
     if spec.scale_layout == "swizzled" and q is not None and (q.needs_seed or spec.rotation_units > 1):
         return (16 if q.outer else 32), 8, 2, 4  # of a Blackwell
     if spec.output == "amax":

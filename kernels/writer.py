@@ -13,7 +13,7 @@ from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import INTERPRETER, Target
 
 INF_BITS = "0x7F800000"
-CONSTANTS = tuple(f"{name}: tl.constexpr" for name in ("TR", "TB"))  # of a tile (tiles.Tile.constants)
+CONSTANTS = tuple(f"{name}: tl.constexpr" for name in ("TR", "TB", "WHOLE"))  # of a tile (tiles.Tile.constants)
 
 
 def f32(value: float) -> str:
@@ -45,19 +45,21 @@ class Writer:
         fixed = [s for s in self.scalars if s.endswith("site")]
         decorator = f"@triton.jit(do_not_specialize={fixed!r})" if fixed else "@triton.jit"
         head = f'"""{title}"""\n\nimport triton\nimport triton.language as tl'
+        body = [*self.before, *self.loop(self.lines), *self.after]
+        kernel = "\n".join([decorator, f"def {name}({parameters}):", *("    " + line if line.strip() else "" for line in body)])
+        return "\n\n\n".join(filter(None, (head, functions, kernel, f"kernel = {name}"))) + "\n"
+
+    def loop(self, lines: list[str]) -> list[str]:
+        """The program's tiles, one after the other, of each the lines."""
         slow, quick = self.order
         steps = [*([] if self.finish else self.advance()), *self.finish, "down, across = next_down, next_across"]
-        body = [
-            *self.before,
+        return [
             *self.place("tl.program_id(0)"),
             f"{slow}_step, {quick}_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles",
             *self.start,
-            "for _ in range(tl.program_id(0), total, tl.num_programs(0)):",
-            *("    " + line if line else "" for line in [*self.lines, *steps]),
-            *self.after,
+            "for tile in range(tl.program_id(0), total, tl.num_programs(0)):",
+            *("    " + line if line else "" for line in [*lines, *steps]),
         ]
-        kernel = "\n".join([decorator, f"def {name}({parameters}):", *("    " + line if line.strip() else "" for line in body)])
-        return "\n\n\n".join(filter(None, (head, functions, kernel, f"kernel = {name}"))) + "\n"
 
     def advance(self) -> list[str]:
         """Lines that find the place of the program's next tile."""
@@ -99,6 +101,10 @@ class Writer:
         if name not in self.helpers:
             self.helpers.append(name)
         return name
+
+    def where(self, inside: str) -> str:
+        """A mask of loads or stores; no mask at all where tiles are whole."""
+        return f"({inside}) | WHOLE"
 
     def pointer(self, name: str) -> str:
         if name not in self.pointers:
@@ -153,6 +159,14 @@ class Writer:
     def over(self, name: str) -> str:
         """One value a unit, to broadcast over the tile."""
         return f"{name}[None, :]" if name.isidentifier() else f"({name})[None, :]"
+
+    def tree(self, name: str, value: str, half: str) -> None:
+        """From a tile to one value a unit, pairwise, by a function of two halves."""
+        self.add(f"{name} = tl.reshape({value}, ({self.spec.unit} * TR * TB,))")
+        unit = self.spec.unit
+        while unit > 1:
+            unit //= 2
+            self.add(f"{name} = {half}({name}, {unit} * TR * TB)")
 
     def tree_sum(self, name: str, value: str) -> None:
         """The pairwise sum of a tile over each block, of the oracle's shape: columns are halved, then rows."""

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fp4.runtime.allocate import maker
+
 # Values of cublasLt.h.
 FP32, BF16, COMPUTE_FP32 = 0, 14, 68
 POINTER_MODE, TRANSPOSE_A, TRANSPOSE_B = 2, 3, 4
@@ -48,7 +50,7 @@ def scaled_product(a: Tensor, b: Tensor, alpha: Tensor) -> Tensor | None:
     a: BF16 (M, K), b: BF16 (N, K), on one CUDA device, each contiguous or the transpose of a contiguous matrix, none empty.
     alpha: FP32 of one element on that device.
     """
-    plan = _plan(a.device.index, *a.shape, b.shape[0], _transposed(a), _transposed(b), _alignment(a), _alignment(b))
+    plan = _plan(a.device, *a.shape, b.shape[0], _transposed(a), _transposed(b), _alignment(a), _alignment(b))
     return None if plan is None else plan(a, b, alpha)
 
 
@@ -116,18 +118,21 @@ def _handle(index: int) -> tuple[c_void_p, Tensor]:
 
 
 @cache
-def _plan(index: int, m: int, k: int, n: int, a_transposed: bool, b_transposed: bool, *alignments: int) -> Plan | None:
+def _plan(
+    device: torch.device, m: int, k: int, n: int, a_transposed: bool, b_transposed: bool, *alignments: int
+) -> Plan | None:
     """Descriptors and algorithm of a kind of product, kept; None where there is no algorithm."""
-    plan = Plan(index, m, k, n, a_transposed, b_transposed)
+    plan = Plan(device, m, k, n, a_transposed, b_transposed)
     return plan if plan.choose(*alignments) else None
 
 
 class Plan:
     """One kind of product. cuBLAS reads matrices by columns: it makes y^T, (N, M), of b and a."""
 
-    def __init__(self, index: int, m: int, k: int, n: int, a_transposed: bool, b_transposed: bool) -> None:
-        self.index, self.lib = index, library()
-        self.handle, self.zero = _handle(index)
+    def __init__(self, device: torch.device, m: int, k: int, n: int, a_transposed: bool, b_transposed: bool) -> None:
+        self.device, self.index, self.lib = device, device.index, library()
+        self.handle, zero = _handle(self.index)
+        self.zero_at = zero.data_ptr()  # kept with the handle
         self.operation = c_void_p()
         _check(self.lib.cublasLtMatmulDescCreate(byref(self.operation), COMPUTE_FP32, FP32), "cublasLtMatmulDescCreate")
         # By columns a contiguous b (N, K) is (K, N), to be transposed; the transpose of a contiguous matrix is (N, K) as it is.
@@ -143,6 +148,7 @@ class Plan:
         self.second = self.layout(m, k) if a_transposed else self.layout(k, m)
         self.result = self.layout(n, m)
         self.found = Algorithm()
+        self.make = maker((m, n), torch.bfloat16, device)
 
     def layout(self, rows: int, columns: int) -> c_void_p:
         made = c_void_p()
@@ -164,12 +170,13 @@ class Plan:
             self.handle, self.operation, *layouts, preference, 1, byref(self.found), byref(count)
         )
         lib.cublasLtMatmulPreferenceDestroy(preference)
+        self.algorithm, self.size = byref(self.found), self.found.workspace
+        self.make_workspace = maker((self.size,), torch.uint8, self.device)
         return bool(status == 0 and count.value and self.found.state == 0)
 
     def __call__(self, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
-        y = torch.empty((a.shape[0], b.shape[0]), dtype=torch.bfloat16, device=a.device)
-        size = self.found.workspace
-        workspace = torch.empty((size,), dtype=torch.uint8, device=y.device) if size else None
+        y = self.make()
+        workspace = self.make_workspace() if self.size else None
         address = y.data_ptr()  # as C, which a factor of 0 keeps from being read
         with nullcontext() if self.index == torch.cuda.current_device() else torch.cuda.device(self.index):
             status = self.lib.cublasLtMatmul(
@@ -180,14 +187,14 @@ class Plan:
                 self.first,
                 a.data_ptr(),
                 self.second,
-                self.zero.data_ptr(),
+                self.zero_at,
                 address,
                 self.result,
                 address,
                 self.result,
-                byref(self.found),
+                self.algorithm,
                 None if workspace is None else workspace.data_ptr(),
-                size,
+                self.size,
                 torch._C._cuda_getCurrentRawStream(self.index),
             )
         _check(status, "cublasLtMatmul")

@@ -186,6 +186,7 @@ def _no_backward(op: str) -> Any:
     return backward
 
 
+LOWERED = ("product",)  # put into graphs that have their backward already: autograd's part of a call would be for nothing
 _OPS: tuple[tuple[str, str, Any, Any], ...] = (
     ("amax", "(Tensor x) -> Tensor", _amax, _amax_fake),
     ("rotate", "(Tensor x, str rotation, Tensor? seed, int site) -> Tensor", _rotate, _rotate_fake),
@@ -259,4 +260,5 @@ for _name, _schema, _impl, _fake in _OPS:
     LIBRARY.define(_name + _schema)
     LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fp4::{_name}", _fake, lib=LIBRARY)
-    torch.library.register_autograd(f"fp4::{_name}", _no_backward(_name), lib=LIBRARY)
+    if _name not in LOWERED:
+        torch.library.register_autograd(f"fp4::{_name}", _no_backward(_name), lib=LIBRARY)

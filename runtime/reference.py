@@ -397,8 +397,9 @@ def _four_six(xb: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4) -> Pa
     found = []
     for target in (6.0, 4.0):
         s, scale_code = round_exmy(block_max / (tensor_scale * target), q.scale)
-        v, _ = round_element(_divide(xb, s * tensor_scale), "e2m1")
-        error = xb - v * _spread(s) * tensor_scale
+        step = s * tensor_scale
+        v, _ = round_element(_divide(xb, step), "e2m1")
+        error = xb - v * _spread(step)
         found.append((s, scale_code, _tree_sum(error * error, q.block)))
     (s6, scale6, error6), (s4, scale4, error4) = found
     four = error4 < error6
@@ -411,16 +412,17 @@ def _ms_eden(y: Tensor, block_max: Tensor, tensor_max: Tensor, q: NVFP4, seed: T
     """Nearest codes, and a block scale corrected by <y,y>/<y,yhat> and rounded stochastically (Quartet II 2601.22813)."""
     tensor_scale = _headroom_scale(tensor_max, q, q.factor)
     s, _ = round_exmy(block_max / (tensor_scale * q.factor), q.scale)
-    v, code = round_element(_divide(y, s * tensor_scale), "e2m1")
-    correction = _correction(y, v * _spread(s) * tensor_scale, q)
+    step = s * tensor_scale
+    v, code = round_element(_divide(y, step), "e2m1")
+    correction = _correction(y, v, step, q)
     u = uniform(words(seed, site, s.shape, STREAM_SCALE, y.device, q.block[1]))
     s, scale_code = round_exmy(s * correction, q.scale, u)
     return v, code, s, scale_code, tensor_scale
 
 
-def _correction(y: Tensor, estimate: Tensor, q: NVFP4) -> Tensor:
-    """<y,y>/<y,yhat> of each block."""
-    projected = _tree_sum(y * estimate, q.block)
+def _correction(y: Tensor, v: Tensor, step: Tensor, q: NVFP4) -> Tensor:
+    """<y,y>/<y,yhat> of each block, yhat being the elements v times the block's step."""
+    projected = _tree_sum(y * v, q.block) * step
     correction = _tree_sum(y * y, q.block) / projected
     # Squares of tiny or huge values leave FP32's range; such a block keeps its scale, as one that decodes to zero does.
     return torch.where((projected > 0.0) & (correction < torch.inf), correction, 1.0)
@@ -435,7 +437,7 @@ def _posthoc_eden(y: Tensor, block_max: Tensor, q: NVFP4, seed: Tensor, site: in
     """
     p = floats(bits(_quotient(block_max, q.factor)) & POSTHOC_MASK)
     v, code = round_element(_divide(y, p), "e2m1")
-    wide = p * _correction(y, v * _spread(p), q)
+    wide = p * _correction(y, v, p, q)
     tensor_scale = amax(wide) * (1.0 / E4M3_HEADROOM_MAX)
     tensor_scale = torch.where(tensor_scale > 0.0, tensor_scale, 1.0)
     u = uniform(words(seed, site, wide.shape, STREAM_SCALE, y.device, q.block[1]))

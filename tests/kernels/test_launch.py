@@ -30,8 +30,8 @@ class Compiled:
 
     function, packed_metadata = "function", "metadata"
 
-    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
-        self.calls = calls
+    def __init__(self, calls: list[tuple[Any, ...]], n_spills: int = 0) -> None:
+        self.calls, self.n_spills = calls, n_spills
 
     def run(self, *given: Any) -> None:
         self.calls.append(("run", *given))
@@ -97,6 +97,52 @@ def test_alignments_are_bound_once() -> None:
     one([x[1:], y, x], (1,))  # four bytes on: not aligned
     assert len(kernel.bindings) == 2
     assert len(kernel.calls) == 1
+
+
+def test_registers_are_not_capped_where_a_thread_would_spill() -> None:
+    """What fits one version of the assembler may not fit another."""
+
+    class Spilling(Kernel):
+        def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+            def bind(**arguments: Any) -> Compiled:
+                self.bindings.append(arguments)
+                return Compiled(self.calls, n_spills=8 if "maxnreg" in arguments else 0)
+
+            return bind
+
+    kernel, x = Spilling(), torch.zeros(64)
+    one = Bound(kernel, (3,), CPU, ["x_ptr", "y_ptr"], ["site"], {"rows": 16, "N": 8}, {}, num_warps=2, maxnreg=88)
+    for _ in range(2):
+        one([x, x], (1,))
+    assert [binding.get("maxnreg") for binding in kernel.bindings] == [88, None]
+    assert len(kernel.calls) == 1
+
+
+def test_a_matrix_is_taken_for_one_of_whole_tiles() -> None:
+    spec, h128 = KernelSpec(NVFP4()), Rotation(128, bf16=False)
+
+    def taken(spec: KernelSpec, rows: int, columns: int, stride: int | None = None, **more: int) -> tuple[int, int]:
+        numbers = {"rows": rows, "columns": columns, "stride_r": columns if stride is None else stride, **more}
+        found = launch.flat(spec, numbers, columns)
+        assert found["stride_r"] == found["columns"] or found is numbers
+        return found["rows"], found["columns"]
+
+    assert taken(spec, 4096, 11008) == (11008, 4096)
+    assert taken(KernelSpec(NVFP4(), h128), 4096, 11008) == (11008, 4096)
+    assert taken(KernelSpec(NVFP4(outer=128)), 64, 11008) == (172, 4096)
+    left = (
+        (spec, 16384, 4096, None, {}),  # its tiles are whole
+        (spec, 4096, 11008, 11016, {}),  # rows do not follow one another
+        (spec, 3, 11008, None, {}),  # its elements are no multiple of 4096
+        (spec, 4096, 11008, None, {"kept_columns": 11000}),
+        (KernelSpec(NVFP4(block=(16, 16))), 4096, 11008, None, {}),
+        (KernelSpec(NVFP4(), memory="columns"), 4096, 11008, None, {}),
+        (KernelSpec(NVFP4(), scale_layout="swizzled"), 4096, 11008, None, {}),
+        (KernelSpec(NVFP4(rounding="stochastic"), located=True), 4096, 11008, None, {}),
+        (KernelSpec(NVFP4(), h128), 4096, 11072, None, {}),  # rotations across rows
+    )
+    for other, rows, columns, stride, more in left:
+        assert taken(other, rows, columns, stride, **more) == (rows, columns), other
 
 
 def test_a_site_is_an_int32_of_its_bits() -> None:

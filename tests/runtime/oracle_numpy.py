@@ -293,7 +293,7 @@ def _four_six(x: F32, q: object, amax: np.float32, block_amax: F32) -> Parts:
     for c in (6, 4):
         scale_bytes, scales = _scale(nearest_code(np.minimum(block_amax / (f32(c) * tensor_scale), FLT_MAX), fmt), fmt)
         codes, _ = _encode_with(x, scales, tensor_scale, block)
-        error = x - _value(codes, "e2m1") * spread(scales, block, x.shape[0]) * tensor_scale
+        error = x - _value(codes, "e2m1") * spread(scales * tensor_scale, block, x.shape[0])
         options.append((codes, scale_bytes, scales, tree_sum(_blocks(error * error, block))))
     four = options[1][3] < options[0][3]
     codes, scale_bytes, scales = (
@@ -308,8 +308,8 @@ def _ms_eden(y: F32, amax: np.float32, block_amax: F32, seed: int, site: int) ->
     tensor_scale = _head_room_scale(amax, f32(factor * 256))
     _, scales = _scale(nearest_code(block_amax / (f32(factor) * tensor_scale), "e4m3"), "e4m3")
     codes, _ = _encode_with(y, scales, tensor_scale, block)
-    estimate = _value(codes, "e2m1") * spread(scales, block, y.shape[0]) * tensor_scale
-    power, cross = tree_sum(_blocks(y * y, block)), tree_sum(_blocks(y * estimate, block))
+    power = tree_sum(_blocks(y * y, block))
+    cross = tree_sum(_blocks(y * _value(codes, "e2m1"), block)) * (scales * tensor_scale)
     # Sums of squares leave FP32's range near 1e-20 and 1e20; the scale is then left as it is.
     ratio = power / cross
     correction = np.where((cross > 0) & np.isfinite(ratio), ratio, f32(1)).astype(np.float32)
@@ -325,8 +325,8 @@ def _posthoc_eden(y: F32, block_amax: F32, seed: int, site: int) -> Parts:
     step = np.ldexp(1.0, np.maximum(exponent - 5, -130))  # a subnormal keeps the bits from 2^-130 up
     provisional = (np.floor(provisional / step) * step).astype(np.float32)
     codes, _ = _encode_with(y, provisional, one, block)
-    estimate = _value(codes, "e2m1") * spread(provisional, block, y.shape[0])
-    power, cross = tree_sum(_blocks(y * y, block)), tree_sum(_blocks(y * estimate, block))
+    power = tree_sum(_blocks(y * y, block))
+    cross = tree_sum(_blocks(y * _value(codes, "e2m1"), block)) * provisional
     ratio = power / cross
     wide = provisional * np.where((cross > 0) & np.isfinite(ratio), ratio, one).astype(np.float32)
     tensor_scale = finite_amax(wide) / f32(256)

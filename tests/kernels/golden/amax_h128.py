@@ -46,6 +46,12 @@ def unpack_signed(x, sign):
 
 
 @triton.jit
+def bits(x):
+    """The bits of FP32 values, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def floats(i):
     """The FP32 values of these 32 bits."""
     return i.to(tl.float32, bitcast=True)
@@ -65,13 +71,21 @@ def butterfly(x, B: tl.constexpr):
 
 
 @triton.jit
-def bits(x):
-    """The bits of FP32 values, int32."""
-    return x.to(tl.int32, bitcast=True)
+def last_butterfly(x, B: tl.constexpr):
+    """The larger magnitude of what `butterfly` gives, |a| + |b|, in the place of both: abs after the shuffle costs nothing."""
+    pairs = tl.reshape(x, (x.shape[0] // (2 * B), 2, B))
+    pattern = pairs.to(tl.uint32, bitcast=True)
+    partner = floats(tl.sum(pattern, 1, keep_dims=True).to(tl.uint32) - pattern)
+    y = tl.inline_asm_elementwise(
+        "{ .reg .f32 a, b; abs.f32 a, $1; abs.f32 b, $2; add.rn.f32 $0, a, b; }",
+        "=f,f,f", [pairs, partner], dtype=tl.float32, is_pure=True, pack=1,
+    )
+    return tl.reshape(y, (x.shape[0],))
 
 
-@triton.jit(do_not_specialize=['signs_site'])
-def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, amax_ptr, rows, columns, stride_r, stride_c, signs_site, TR: tl.constexpr, TB: tl.constexpr):
+@triton.jit
+def carefully(finite, down, across, x_ptr, seed_ptr, rows, columns, stride_r, stride_c, signs_site, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
+    """The largest finite magnitude of one tile after all butterflies, or the one so far, as of `finite`."""
     width = tl.cdiv(columns, 128) * 128
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
@@ -85,10 +99,55 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, am
     sign1 = element_words(tl.arange(0, 8).to(tl.int64) * 16 + 8, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
     sign1 = sign1 << 31
     sign1 = tl.reshape(tl.broadcast_to(sign1[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
-    largest = tl.full((TR * TB,), 1 << 24, tl.uint32)
+    # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+    row = (down * TR + g // TB).to(tl.int64)
+    unit = across * TB + g % TB
+
+    # load: x (16, TR * TB), zero outside
+    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+    j = tl.arange(0, 8)[:, None]
+    inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
+    raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
+    inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
+    raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
+    x0 = unpack_signed(raw0, sign0)
+    x1 = unpack_signed(raw1, sign1)
+    x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+    x = tl.reshape(x, (16 * TR * TB,))
+    x = butterfly(x, 1 * TR * TB)
+    x = butterfly(x, 2 * TR * TB)
+    x = butterfly(x, 4 * TR * TB)
+    x = butterfly(x, 8 * TR * TB)
+    x = butterfly(x, 1)
+    x = butterfly(x, 2)
+    x = butterfly(x, 4)
+    x = tl.reshape(x, (16, TR * TB))
+
+    # the largest finite magnitude: integers have the same order; shifted, Inf and NaN wrap below all others
+    i = (x.to(tl.uint32, bitcast=True) << 1) + (1 << 24)
+    finite = tl.maximum(finite, tl.max(i, 0))
+    return finite
+
+
+@triton.jit(do_not_specialize=['signs_site'])
+def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, amax_ptr, rows, columns, stride_r, stride_c, signs_site, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
+    width = tl.cdiv(columns, 128) * 128
+    units = tl.cdiv(width, 16)
+    tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
+    g = tl.arange(0, TR * TB)
+    k = tl.arange(0, 16)[:, None]
+    seed = tl.load(seed_ptr).to(tl.uint32)
+    sign0 = element_words(tl.arange(0, 8).to(tl.int64) * 16, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
+    sign0 = sign0 << 31
+    sign0 = tl.reshape(tl.broadcast_to(sign0[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
+    sign1 = element_words(tl.arange(0, 8).to(tl.int64) * 16 + 8, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
+    sign1 = sign1 << 31
+    sign1 = tl.reshape(tl.broadcast_to(sign1[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
+    largest = tl.zeros((TR * TB,), tl.int32)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (down * TR + g // TB).to(tl.int64)
         unit = across * TB + g % TB
@@ -96,15 +155,15 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, am
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
         raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
         raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
         x0 = unpack_signed(raw0, sign0)
         x1 = unpack_signed(raw1, sign1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
-        # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
+        # rotate: signs (fresh), 6 butterfly stages, and of the last |a| + |b|
         x = tl.reshape(x, (16 * TR * TB,))
         x = butterfly(x, 1 * TR * TB)
         x = butterfly(x, 2 * TR * TB)
@@ -112,18 +171,31 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, am
         x = butterfly(x, 8 * TR * TB)
         x = butterfly(x, 1)
         x = butterfly(x, 2)
-        x = butterfly(x, 4)
         x = tl.reshape(x, (16, TR * TB))
-
-        # the largest finite magnitude: integers have the same order; shifted, Inf and NaN wrap below all others
-        i = (x.to(tl.uint32, bitcast=True) << 1) + (1 << 24)
-        largest = tl.maximum(largest, tl.max(i, 0))
+        x = tl.reshape(last_butterfly(tl.reshape(x, (16 * TR * TB,)), 4), (16, TR * TB))
+        largest = tl.maximum(largest, tl.max(bits(x), 0))
         next_across = across + across_step
         wraps = next_across >= tiles
         next_down = down + down_step + wraps.to(tl.int32)
         next_across = next_across - tl.where(wraps, tiles, 0)
         down, across = next_down, next_across
-    largest = floats(((tl.max(largest, 0) - (1 << 24)) >> 1).to(tl.int32))
+    top = tl.max(largest, 0)
+    largest = floats(top)
+    if top >= 0x7F800000:  # an Inf, a NaN or an overflow: anew, with every butterfly
+        finite = tl.full((8,), 1 << 24, tl.uint32)
+        down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+        down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+        for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+            for part in range(TR // 1 * (TB // 8)):
+                part_down = down * (TR // 1) + part // (TB // 8)
+                part_across = across * (TB // 8) + part % (TB // 8)
+                finite = carefully(finite, part_down, part_across, x_ptr, seed_ptr, rows, columns, stride_r, stride_c, signs_site, 1, 8, WHOLE)
+            next_across = across + across_step
+            wraps = next_across >= tiles
+            next_down = down + down_step + wraps.to(tl.int32)
+            next_across = next_across - tl.where(wraps, tiles, 0)
+            down, across = next_down, next_across
+        largest = floats(((tl.max(finite, 0) - (1 << 24)) >> 1).to(tl.int32))
     largest = largest * 0.0883883461356163
     tl.atomic_max(amax_ptr, bits(largest))
 

@@ -28,6 +28,21 @@ def floats(i):
 
 
 @triton.jit
+def larger_of(a, b):
+    """The larger magnitude of BF16, NaN where one is, two at once; its sign means nothing."""
+    return tl.inline_asm_elementwise(
+        "max.NaN.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def larger_pairs(x):
+    """`larger_of` rows i and N + i of BF16 (2N, G): (N, G)."""
+    a, b = tl.split(tl.permute(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), (1, 2, 0)))
+    return larger_of(a, b)
+
+
+@triton.jit
 def larger(a, b):
     """The larger one, NaN where one is: max.NaN.f32."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -47,6 +62,12 @@ def repeat(x, N: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
+def inverse_of(d):
+    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
+    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def divide(x, d):
     """x (U, G) / d (G,), rounded to the nearest where it is in 2^-100 .. 2^100; tiny, huge or NaN beyond.
 
@@ -55,7 +76,7 @@ def divide(x, d):
     """
     power = floats(tl.minimum(tl.maximum((254 << 23) - (bits(d) & 0x7F800000), 1 << 23), 253 << 23))
     n = d * power
-    r = tl.broadcast_to(tl.div_rn(1.0, n)[None, :], x.shape)
+    r = tl.broadcast_to(inverse_of(n)[None, :], x.shape)
     minus = tl.broadcast_to((n * -1.0)[None, :], x.shape)
     x = x * power[None, :]
     q = x * r
@@ -64,18 +85,18 @@ def divide(x, d):
 
 
 @triton.jit
-def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
-    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
-    a = tl.where(a < TOP, a, TOP)
-    # Binades above the first, in which the subnormals lie on the same grid.
-    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
-    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
-    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
-    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+def round_e4m3(a):
+    """`round_exmy` to E4M3 by cvt.rn.satfinite.e4m3x2.f32 and back (sm_89)."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 a; .reg .b16 p, f, g; .reg .b32 v; min.f32 a, $2, 0f43E00000; "
+        "cvt.rn.satfinite.e4m3x2.f32 p, 0f00000000, a; cvt.u32.u16 $1, p; "
+        "cvt.rn.f16x2.e4m3x2 v, p; mov.b32 {f, g}, v; cvt.f32.f16 $0, f; }",
+        "=f,=r,f", [a], dtype=(tl.float32, tl.int32), is_pure=True, pack=1,
+    )
 
 
 @triton.jit
-def fp4_bf16_fp8_block_128x128_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+def fp4_bf16_fp8_block_128x128_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 128) * 8
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
@@ -85,7 +106,7 @@ def fp4_bf16_fp8_block_128x128_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, 
     tl.store(tensor_scale_ptr + tl.program_id(0), 1.0, mask=tl.program_id(0) == 0)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (down * TR + g // TB).to(tl.int64)
         unit = across * TB + g % TB
@@ -93,16 +114,19 @@ def fp4_bf16_fp8_block_128x128_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, 
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
         raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
         raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
         x0 = unpack(raw0)
         x1 = unpack(raw1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 128 x 128: NaN stays NaN
-        largest = tl.reduce(tl.abs(x), 0, larger)
+        pair = larger_of(raw0, raw1)
+        pair = larger_pairs(pair)
+        pair = larger_pairs(pair)
+        largest = tl.reduce(tl.abs(pair.to(tl.float32)), 0, larger)
         largest = group_amax(largest, 8, 1)
         largest = group_amax(largest, 128, TB // 8)
         finite = largest < float("inf")
@@ -112,7 +136,7 @@ def fp4_bf16_fp8_block_128x128_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, 
         s = tl.div_rn(block_max, 448.0)
         s = tl.where(s > 0.0, s, 1.0)
         divisor = repeat(repeat(s, 128, TB // 8), 8, 1)
-        value, code = round_exmy(tl.abs(divide(x, divisor)), 3, 7, 448.0)
+        value, code = round_e4m3(tl.abs(divide(x, divisor)))
         code = code | (bits(x) >> 24) & 0x80
         s = tl.where(finite, s, float("nan"))
 
@@ -122,9 +146,9 @@ def fp4_bf16_fp8_block_128x128_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, 
         block_column = across * (TB // 8) + b % (TB // 8)
         block_columns = units // 8
         at = block_row * block_columns + block_column
-        tl.store(scales_ptr + at, s, mask=(block_row * 128 < rows) & (block_column < block_columns))
+        tl.store(scales_ptr + at, s, mask=((block_row * 128 < rows) & (block_column < block_columns)) | WHOLE)
         target = codes_ptr + ((row * units + unit) * 16)[None, :] + k
-        tl.store(target, code.to(tl.uint8), mask=((row < rows) & (unit < units))[None, :])
+        tl.store(target, code.to(tl.uint8), mask=(((row < rows) & (unit < units)) | WHOLE)[None, :])
         next_across = across + across_step
         wraps = next_across >= tiles
         next_down = down + down_step + wraps.to(tl.int32)

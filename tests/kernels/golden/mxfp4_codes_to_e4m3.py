@@ -27,7 +27,7 @@ def element_value(code):
 
 
 @triton.jit
-def fp4_mxfp4_fp32_values_rows(packed_ptr, packed_scales_ptr, top_ptr, y_ptr, factor_ptr, outside_ptr, rows, columns, packed_stride, packed_scales_stride, TR: tl.constexpr, TB: tl.constexpr):
+def fp4_mxfp4_fp32_values_rows(packed_ptr, packed_scales_ptr, top_ptr, y_ptr, factor_ptr, outside_ptr, rows, columns, packed_stride, packed_scales_stride, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     top = tl.maximum(tl.load(top_ptr), 7)
     outside = tl.zeros((TR * TB,), tl.int32)
     width = columns
@@ -38,17 +38,17 @@ def fp4_mxfp4_fp32_values_rows(packed_ptr, packed_scales_ptr, top_ptr, y_ptr, fa
     k = tl.arange(0, 16)[:, None]
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (down * TR + g // TB).to(tl.int64)
         unit = across * TB + g % TB
 
         # load: words of 8 codes, decoded to x (16, TR * TB), zero outside
         w = tl.arange(0, 2)[:, None]
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + w * 8 < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + w * 8 < columns)) | WHOLE
         words = tl.load(packed_ptr + (row * packed_stride + unit * 2)[None, :] + w, mask=inside, other=0)
         place = row * packed_scales_stride + unit * 16 // 32
-        scale_code = tl.load(packed_scales_ptr + place, mask=(row < rows) & (unit * 16 < columns), other=0).to(tl.int32)
+        scale_code = tl.load(packed_scales_ptr + place, mask=((row < rows) & (unit * 16 < columns)) | WHOLE, other=0).to(tl.int32)
         exponent = scale_code - top + 6
         scale = tl.where(scale_code == 255, float("nan"), e8m0_value(tl.maximum(exponent + 127, 0)))
         nonzero = words | words >> 1 | words >> 2  # of magnitudes, a bit each
@@ -61,7 +61,7 @@ def fp4_mxfp4_fp32_values_rows(packed_ptr, packed_scales_ptr, top_ptr, y_ptr, fa
         x = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
         j = tl.arange(0, 16)[:, None]
         target = y_ptr + (row * width + unit * 16)[None, :] + j
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < width)) | WHOLE
         tl.store(target, x, mask=inside)
         next_across = across + across_step
         wraps = next_across >= tiles

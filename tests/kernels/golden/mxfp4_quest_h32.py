@@ -47,6 +47,12 @@ def larger(a, b):
 
 
 @triton.jit
+def larger_halves(x, B: tl.constexpr):
+    """Flat x seen as (A, 2, B): the larger of the two, flat; NaN where one is."""
+    return tl.reshape(tl.reduce(tl.reshape(x, (x.shape[0] // (2 * B), 2, B)), 1, larger), (x.shape[0] // 2,))
+
+
+@triton.jit
 def group_amax(x, N: tl.constexpr, B: tl.constexpr):
     """Flat x seen as (A, N, B): the largest of each N, flat; NaN stays NaN."""
     return tl.reshape(tl.reduce(tl.reshape(x, (x.shape[0] // (N * B), N, B)), 1, larger), (x.shape[0] // N,))
@@ -139,7 +145,7 @@ def halves(x):
 
 
 @triton.jit
-def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     width = tl.cdiv(columns, 32) * 32
     units = tl.cdiv(width, 32) * 2
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
@@ -149,7 +155,7 @@ def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, 
     tl.store(tensor_scale_ptr + tl.program_id(0), 1.0, mask=tl.program_id(0) == 0)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (down * TR + g // TB).to(tl.int64)
         unit = across * TB + g % TB
@@ -157,9 +163,9 @@ def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, 
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
         raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
         raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
         x0 = unpack(raw0)
         x1 = unpack(raw1)
@@ -176,7 +182,11 @@ def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, 
         x = x * 0.1767766922712326
 
         # amax of each block of 1 x 32: NaN stays NaN
-        largest = tl.reduce(tl.abs(x), 0, larger)
+        largest = tl.reshape(tl.abs(x), (16 * TR * TB,))
+        largest = larger_halves(largest, 8 * TR * TB)
+        largest = larger_halves(largest, 4 * TR * TB)
+        largest = larger_halves(largest, 2 * TR * TB)
+        largest = larger_halves(largest, 1 * TR * TB)
         largest = group_amax(largest, 2, 1)
         finite = largest < float("inf")
         block_max = tl.where(finite, largest, 0.0)
@@ -209,13 +219,13 @@ def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, 
         block_column = across * (TB // 2) + b % (TB // 2)
         block_columns = units // 2
         at = block_row * block_columns + block_column
-        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
         # eight codes a word, the even column in the low nibble
         signed = with_sign(value, x)
         left, right = halves(signed)
         low, high = e2m1_words(left), e2m1_words(right)
         word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
-        tl.store(codes_ptr + row * units + unit, word, mask=(row < rows) & (unit < units))
+        tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)
         next_across = across + across_step
         wraps = next_across >= tiles
         next_down = down + down_step + wraps.to(tl.int32)

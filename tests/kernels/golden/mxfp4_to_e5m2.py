@@ -28,6 +28,21 @@ def floats(i):
 
 
 @triton.jit
+def larger_of(a, b):
+    """The larger magnitude of BF16, NaN where one is, two at once; its sign means nothing."""
+    return tl.inline_asm_elementwise(
+        "max.NaN.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def larger_pairs(x):
+    """`larger_of` rows i and N + i of BF16 (2N, G): (N, G)."""
+    a, b = tl.split(tl.permute(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), (1, 2, 0)))
+    return larger_of(a, b)
+
+
+@triton.jit
 def larger(a, b):
     """The larger one, NaN where one is: max.NaN.f32."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -75,7 +90,7 @@ def with_sign(magnitude, x):
 
 
 @triton.jit
-def fp4_bf16_mxfp4_decoded_rows(x_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+def fp4_bf16_mxfp4_decoded_rows(x_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 32) * 2
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
@@ -85,7 +100,7 @@ def fp4_bf16_mxfp4_decoded_rows(x_ptr, tensor_scale_ptr, y_ptr, rows, columns, s
     tl.store(tensor_scale_ptr + tl.program_id(0), 1.0, mask=tl.program_id(0) == 0)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (down * TR + g // TB).to(tl.int64)
         unit = across * TB + g % TB
@@ -93,16 +108,19 @@ def fp4_bf16_mxfp4_decoded_rows(x_ptr, tensor_scale_ptr, y_ptr, rows, columns, s
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
         raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
         raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
         x0 = unpack(raw0)
         x1 = unpack(raw1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 1 x 32: NaN stays NaN
-        largest = tl.reduce(tl.abs(x), 0, larger)
+        pair = larger_of(raw0, raw1)
+        pair = larger_pairs(pair)
+        pair = larger_pairs(pair)
+        largest = tl.reduce(tl.abs(pair.to(tl.float32)), 0, larger)
         largest = group_amax(largest, 2, 1)
         finite = largest < float("inf")
         block_max = tl.where(finite, largest, 0.0)
@@ -119,7 +137,7 @@ def fp4_bf16_mxfp4_decoded_rows(x_ptr, tensor_scale_ptr, y_ptr, rows, columns, s
         x = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
         j = tl.arange(0, 16)[:, None]
         target = y_ptr + (row * width + unit * 16)[None, :] + j
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < width)) | WHOLE
         tl.store(target, x, mask=inside)
         next_across = across + across_step
         wraps = next_across >= tiles

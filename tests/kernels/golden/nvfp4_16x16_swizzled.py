@@ -28,6 +28,21 @@ def floats(i):
 
 
 @triton.jit
+def larger_of(a, b):
+    """The larger magnitude of BF16, NaN where one is, two at once; its sign means nothing."""
+    return tl.inline_asm_elementwise(
+        "max.NaN.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def larger_pairs(x):
+    """`larger_of` rows i and N + i of BF16 (2N, G): (N, G)."""
+    a, b = tl.split(tl.permute(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), (1, 2, 0)))
+    return larger_of(a, b)
+
+
+@triton.jit
 def larger(a, b):
     """The larger one, NaN where one is: max.NaN.f32."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -40,14 +55,20 @@ def group_amax(x, N: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
-    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
-    a = tl.where(a < TOP, a, TOP)
-    # Binades above the first, in which the subnormals lie on the same grid.
-    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
-    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
-    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
-    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+def round_e4m3(a):
+    """`round_exmy` to E4M3 by cvt.rn.satfinite.e4m3x2.f32 and back (sm_89)."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 a; .reg .b16 p, f, g; .reg .b32 v; min.f32 a, $2, 0f43E00000; "
+        "cvt.rn.satfinite.e4m3x2.f32 p, 0f00000000, a; cvt.u32.u16 $1, p; "
+        "cvt.rn.f16x2.e4m3x2 v, p; mov.b32 {f, g}, v; cvt.f32.f16 $0, f; }",
+        "=f,=r,f", [a], dtype=(tl.float32, tl.int32), is_pure=True, pack=1,
+    )
+
+
+@triton.jit
+def inverse_of(d):
+    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
+    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -109,7 +130,7 @@ def halves(x):
 
 
 @triton.jit
-def fp4_bf16_nvfp4_block_16x16_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+def fp4_bf16_nvfp4_block_16x16_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
@@ -122,7 +143,7 @@ def fp4_bf16_nvfp4_block_16x16_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, sc
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (down * TR + g // TB).to(tl.int64)
         unit = across * TB + g % TB
@@ -130,23 +151,26 @@ def fp4_bf16_nvfp4_block_16x16_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, sc
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
         raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
         raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
         x0 = unpack(raw0)
         x1 = unpack(raw1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 16 x 16: NaN stays NaN
-        largest = tl.reduce(tl.abs(x), 0, larger)
+        pair = larger_of(raw0, raw1)
+        pair = larger_pairs(pair)
+        pair = larger_pairs(pair)
+        largest = tl.reduce(tl.abs(pair.to(tl.float32)), 0, larger)
         largest = group_amax(largest, 16, TB)
         finite = largest < float("inf")
         block_max = tl.where(finite, largest, 0.0)
 
         # scales (NVIDIA 2509.25149, appendix B)
-        s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
-        inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
+        s, scale_code = round_e4m3(block_max * (encode * 0.1666666716337204))
+        inverse = tl.minimum(inverse_of(s * tensor_scale), 3.4028234663852886e+38)
         left, right = halves(x * (repeat(inverse, 16, TB))[None, :])
         low, high = e2m1_codes(left), e2m1_codes(right)
         scale_code = tl.where(finite, scale_code, 127)
@@ -156,9 +180,9 @@ def fp4_bf16_nvfp4_block_16x16_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, sc
         block_columns = units
         at = (block_row // 128 * tl.cdiv(block_columns, 4) + block_column // 4) * 512
         at = at + block_row % 32 * 16 + block_row % 128 // 32 * 4 + block_column % 4
-        tl.store(scales_ptr + at, repeat(scale_code, 16, TB).to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+        tl.store(scales_ptr + at, repeat(scale_code, 16, TB).to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
         word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)
-        tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=(row < rows) & (unit < units))
+        tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=((row < rows) & (unit < units)) | WHOLE)
         next_across = across + across_step
         wraps = next_across >= tiles
         next_down = down + down_step + wraps.to(tl.int32)

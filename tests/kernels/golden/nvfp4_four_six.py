@@ -28,15 +28,36 @@ def floats(i):
 
 
 @triton.jit
+def larger_of(a, b):
+    """The larger magnitude of BF16, NaN where one is, two at once; its sign means nothing."""
+    return tl.inline_asm_elementwise(
+        "max.NaN.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def larger_pairs(x):
+    """`larger_of` rows i and N + i of BF16 (2N, G): (N, G)."""
+    a, b = tl.split(tl.permute(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), (1, 2, 0)))
+    return larger_of(a, b)
+
+
+@triton.jit
 def larger(a, b):
     """The larger one, NaN where one is: max.NaN.f32."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
+def inverse_of(d):
+    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
+    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def reciprocal(d):
     """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
-    high = tl.where(d > 0.0, tl.div_rn(1.0, d), 0.0)
+    high = tl.where(d > 0.0, inverse_of(d), 0.0)
     error = tl.fma(high * -1.0, d, 1.0)
     low = error * high
     return high, tl.fma(low, error, low)
@@ -53,14 +74,14 @@ def quotient(x, high, low):
 
 
 @triton.jit
-def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
-    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
-    a = tl.where(a < TOP, a, TOP)
-    # Binades above the first, in which the subnormals lie on the same grid.
-    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
-    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
-    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
-    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+def round_e4m3(a):
+    """`round_exmy` to E4M3 by cvt.rn.satfinite.e4m3x2.f32 and back (sm_89)."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 a; .reg .b16 p, f, g; .reg .b32 v; min.f32 a, $2, 0f43E00000; "
+        "cvt.rn.satfinite.e4m3x2.f32 p, 0f00000000, a; cvt.u32.u16 $1, p; "
+        "cvt.rn.f16x2.e4m3x2 v, p; mov.b32 {f, g}, v; cvt.f32.f16 $0, f; }",
+        "=f,=r,f", [a], dtype=(tl.float32, tl.int32), is_pure=True, pack=1,
+    )
 
 
 @triton.jit
@@ -90,19 +111,19 @@ def signed_pairs(value, x, s):
 
 
 @triton.jit
-def load(x_ptr, row, unit, rows, columns, stride_r, stride_c):
-    """Columns 16 * unit ... of each row, zero outside."""
+def load(x_ptr, row, unit, rows, columns, stride_r, stride_c, there, WHOLE: tl.constexpr):
+    """Columns 16 * unit ... of each row, zero outside, or where there is no such tile."""
     source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
     j = tl.arange(0, 8)[:, None]
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-    raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
-    inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-    raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
+    inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
+    raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside & there, other=0.0)
+    inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
+    raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside & there, other=0.0)
     return raw0, raw1
 
 
 @triton.jit
-def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
@@ -117,8 +138,8 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    raw0, raw1 = load(x_ptr, (down * TR + g // TB).to(tl.int64), across * TB + g % TB, rows, columns, stride_r, stride_c)
-    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
+    raw0, raw1 = load(x_ptr, (down * TR + g // TB).to(tl.int64), across * TB + g % TB, rows, columns, stride_r, stride_c, tl.program_id(0) < total, WHOLE)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (down * TR + g // TB).to(tl.int64)
         unit = across * TB + g % TB
@@ -128,30 +149,35 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
         wraps = next_across >= tiles
         next_down = down + down_step + wraps.to(tl.int32)
         next_across = next_across - tl.where(wraps, tiles, 0)
-        next_raw0, next_raw1 = load(x_ptr, (next_down * TR + g // TB).to(tl.int64), next_across * TB + g % TB, rows, columns, stride_r, stride_c)
+        next_raw0, next_raw1 = load(x_ptr, (next_down * TR + g // TB).to(tl.int64), next_across * TB + g % TB, rows, columns, stride_r, stride_c, tile + tl.num_programs(0) < total, WHOLE)
         x0 = unpack(raw0)
         x1 = unpack(raw1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # amax of each block of 1 x 16: NaN stays NaN
-        largest = tl.reduce(tl.abs(x), 0, larger)
+        pair = larger_of(raw0, raw1)
+        pair = larger_pairs(pair)
+        pair = larger_pairs(pair)
+        largest = tl.reduce(tl.abs(pair.to(tl.float32)), 0, larger)
         finite = largest < float("inf")
         block_max = tl.where(finite, largest, 0.0)
 
         # scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)
-        s6, scale_code6 = round_exmy(quotient(block_max * lift, high_6, low_6), 3, 7, 448.0)
-        high, low = reciprocal((s6 * tensor_scale) * lift)
+        s6, scale_code6 = round_e4m3(quotient(block_max * lift, high_6, low_6))
+        step = s6 * tensor_scale
+        high, low = reciprocal((step) * lift)
         value6, code6 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
-        error = tl.abs(x) - value6 * s6[None, :] * tensor_scale
+        error = tl.abs(x) - value6 * step[None, :]
         error6 = tl.reshape(error * error, (16 * TR * TB,))
         error6 = add_halves(error6, 8 * TR * TB)
         error6 = add_halves(error6, 4 * TR * TB)
         error6 = add_halves(error6, 2 * TR * TB)
         error6 = add_halves(error6, 1 * TR * TB)
-        s4, scale_code4 = round_exmy(quotient(block_max * lift, high_4, low_4), 3, 7, 448.0)
-        high, low = reciprocal((s4 * tensor_scale) * lift)
+        s4, scale_code4 = round_e4m3(quotient(block_max * lift, high_4, low_4))
+        step = s4 * tensor_scale
+        high, low = reciprocal((step) * lift)
         value4, code4 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
-        error = tl.abs(x) - value4 * s4[None, :] * tensor_scale
+        error = tl.abs(x) - value4 * step[None, :]
         error4 = tl.reshape(error * error, (16 * TR * TB,))
         error4 = add_halves(error4, 8 * TR * TB)
         error4 = add_halves(error4, 4 * TR * TB)
@@ -166,14 +192,15 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
 
         # store
         s = tl.where(finite, s, float("nan"))
-        value0, value1 = tl.split(tl.permute(tl.reshape(value, (2, 8, TR * TB)), (1, 2, 0)))
+        value_ = tl.permute(tl.reshape(value, (2, value.shape[0] // 2, TR * TB)), (1, 2, 0))
+        value0, value1 = tl.split(value_)
         y0 = signed_pairs(value0, raw0, s)
         y1 = signed_pairs(value1, raw1, s)
         j = tl.arange(0, 8)[:, None]
         target = y_ptr + (row * width + unit * 16)[None, :] + j
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < width)) | WHOLE
         tl.store(target, y0, mask=inside)
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)) | WHOLE
         tl.store(target + 8, y1, mask=inside)
         raw0 = next_raw0
         raw1 = next_raw1

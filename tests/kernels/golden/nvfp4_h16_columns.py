@@ -56,14 +56,20 @@ def larger(a, b):
 
 
 @triton.jit
-def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
-    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
-    a = tl.where(a < TOP, a, TOP)
-    # Binades above the first, in which the subnormals lie on the same grid.
-    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
-    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
-    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
-    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+def round_e4m3(a):
+    """`round_exmy` to E4M3 by cvt.rn.satfinite.e4m3x2.f32 and back (sm_89)."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 a; .reg .b16 p, f, g; .reg .b32 v; min.f32 a, $2, 0f43E00000; "
+        "cvt.rn.satfinite.e4m3x2.f32 p, 0f00000000, a; cvt.u32.u16 $1, p; "
+        "cvt.rn.f16x2.e4m3x2 v, p; mov.b32 {f, g}, v; cvt.f32.f16 $0, f; }",
+        "=f,=r,f", [a], dtype=(tl.float32, tl.int32), is_pure=True, pack=1,
+    )
+
+
+@triton.jit
+def inverse_of(d):
+    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
+    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -134,7 +140,7 @@ def halves(x):
 
 
 @triton.jit
-def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     width = tl.cdiv(columns, 16) * 16
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(rows, TR), 1)  # of a column, numbered one after the other
@@ -149,7 +155,7 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
     across, down = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     across_step, down_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (down * TR + g % TR).to(tl.int64)
         unit = across * TB + g // TR
@@ -158,7 +164,7 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 16)[:, None]
         source = tl.max_contiguous(source, (1, 4))  # 4 rows a thread: more would take all its registers
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
         raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
         x = unpack(raw0)
 
@@ -179,8 +185,8 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
         block_max = tl.where(finite, largest, 0.0)
 
         # scales (NVIDIA 2509.25149, appendix B)
-        s, scale_code = round_exmy(block_max * (encode * 0.1666666716337204), 3, 7, 448.0)
-        inverse = tl.minimum(tl.div_rn(1.0, s * tensor_scale), 3.4028234663852886e+38)
+        s, scale_code = round_e4m3(block_max * (encode * 0.1666666716337204))
+        inverse = tl.minimum(inverse_of(s * tensor_scale), 3.4028234663852886e+38)
         value, code = round_e2m1(tl.abs(x * inverse[None, :]))
         scale_code = tl.where(finite, scale_code, 127)
 
@@ -188,7 +194,7 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
         block_row, block_column = row, unit
         block_columns = units
         at = block_row * block_columns + block_column
-        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
         # eight codes a word, the even column in the low nibble
         signed = with_sign(value, x)
         left, right = halves(signed)
@@ -196,7 +202,7 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
         word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
         word_row = (down * (TR) + tl.arange(0, TR)[:, None]).to(tl.int64)
         word_unit = across * (TB) + tl.arange(0, TB)[None, :]
-        tl.store(codes_ptr + word_row * units + word_unit, tl.trans(tl.reshape(word, (TB, TR))), mask=(word_row < rows) & (word_unit < units))
+        tl.store(codes_ptr + word_row * units + word_unit, tl.trans(tl.reshape(word, (TB, TR))), mask=((word_row < rows) & (word_unit < units)) | WHOLE)
         next_down = down + down_step
         wraps = next_down >= tiles
         next_across = across + across_step + wraps.to(tl.int32)

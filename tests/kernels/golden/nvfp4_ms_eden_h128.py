@@ -37,11 +37,11 @@ def element_words(first, stream, seed, site, U: tl.constexpr):
 
 
 @triton.jit
-def unpack_signed(x, sign):
-    """BF16 to FP32, two at once, negative where `sign` (uint32) is 2^31: no more instructions than without signs."""
+def unpack_signed_pairs(x, sign):
+    """`unpack_signed` of signs of int16, -2^15 where negative: two a register, for half an instruction an element more."""
     return tl.inline_asm_elementwise(
-        "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0x6A;",
-        "=f,=f,r,r,r", [x, sign], dtype=tl.float32, is_pure=True, pack=2,
+        "{ .reg .b32 p; xor.b32 p, $2, $3; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }",
+        "=f,=f,r,r", [x, sign], dtype=tl.float32, is_pure=True, pack=2,
     )
 
 
@@ -77,9 +77,21 @@ def larger(a, b):
 
 
 @triton.jit
+def larger_halves(x, B: tl.constexpr):
+    """Flat x seen as (A, 2, B): the larger of the two, flat; NaN where one is."""
+    return tl.reshape(tl.reduce(tl.reshape(x, (x.shape[0] // (2 * B), 2, B)), 1, larger), (x.shape[0] // 2,))
+
+
+@triton.jit
+def inverse_of(d):
+    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
+    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def reciprocal(d):
     """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
-    high = tl.where(d > 0.0, tl.div_rn(1.0, d), 0.0)
+    high = tl.where(d > 0.0, inverse_of(d), 0.0)
     error = tl.fma(high * -1.0, d, 1.0)
     low = error * high
     return high, tl.fma(low, error, low)
@@ -96,14 +108,14 @@ def quotient(x, high, low):
 
 
 @triton.jit
-def round_exmy(a, M: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
-    """Magnitudes to a format of M mantissa bits, half to even, saturating at TOP: (value FP32, code int32)."""
-    a = tl.where(a < TOP, a, TOP)
-    # Binades above the first, in which the subnormals lie on the same grid.
-    above = tl.maximum((bits(a) & 0x7F800000) - ((128 - BIAS) << 23), 0)
-    t = a * floats(((126 + M + BIAS) << 23) - above) + 12582912.0
-    value = (t - 12582912.0) * floats(above + ((128 - BIAS - M) << 23))
-    return value, (above >> (23 - M)) + (bits(t) - 0x4B400000)
+def round_e4m3(a):
+    """`round_exmy` to E4M3 by cvt.rn.satfinite.e4m3x2.f32 and back (sm_89)."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 a; .reg .b16 p, f, g; .reg .b32 v; min.f32 a, $2, 0f43E00000; "
+        "cvt.rn.satfinite.e4m3x2.f32 p, 0f00000000, a; cvt.u32.u16 $1, p; "
+        "cvt.rn.f16x2.e4m3x2 v, p; mov.b32 {f, g}, v; cvt.f32.f16 $0, f; }",
+        "=f,=r,f", [a], dtype=(tl.float32, tl.int32), is_pure=True, pack=1,
+    )
 
 
 @triton.jit
@@ -123,14 +135,11 @@ def add_halves(x, B: tl.constexpr):
 
 
 @triton.jit
-def block_words(row, unit, units, stream, seed, site, B: tl.constexpr):
-    """Random words of blocks of a unit each, four neighbours of one counter; row, unit: of all blocks, seen as (A, 4, B)."""
-    first = tl.reshape(row * units + unit, (row.shape[0] // (4 * B), 4, B))
-    counter = tl.reshape(tl.min(first, 1), (row.shape[0] // 4,)) // 4
-    a, b, c, d = philox(counter, stream, seed, site)
-    words = tl.join(tl.join(a, c), tl.join(b, d))
-    words = tl.permute(tl.reshape(words, (row.shape[0] // (4 * B), B, 4)), (0, 2, 1))
-    return tl.reshape(words, (row.shape[0],))
+def pair_words(first, stream, seed, site):
+    """Random words of elements `first` (G,), even, and of the next ones: (2G,)."""
+    a, b, c, d = philox(first // 4, stream, seed, site)
+    even = first % 4 == 0
+    return tl.reshape(tl.join(tl.where(even, a, c), tl.where(even, b, d)), (2 * first.shape[0],))
 
 
 @triton.jit
@@ -208,21 +217,44 @@ def halves(x):
     return tl.split(tl.permute(tl.reshape(x, (2, 8, x.shape[1])), (1, 2, 0)))
 
 
+@triton.jit
+def load(x_ptr, row, unit, rows, columns, stride_r, stride_c, there, WHOLE: tl.constexpr):
+    """Columns 16 * unit ... of each row, zero outside, or where there is no such tile."""
+    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+    j = tl.arange(0, 8)[:, None]
+    inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
+    raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside & there, other=0.0)
+    inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
+    raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside & there, other=0.0)
+    inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 16) < columns)) | WHOLE
+    raw2 = tl.load(source + (j + 16).to(tl.int64) * stride_c, mask=inside & there, other=0.0)
+    inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 24) < columns)) | WHOLE
+    raw3 = tl.load(source + (j + 24).to(tl.int64) * stride_c, mask=inside & there, other=0.0)
+    return raw0, raw1, raw2, raw3
+
+
 @triton.jit(do_not_specialize=['signs_site', 'site'])
-def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed_rows(x_ptr, seed_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, signs_site, site, TR: tl.constexpr, TB: tl.constexpr):
+def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed_rows(x_ptr, seed_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, signs_site, site, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     width = tl.cdiv(columns, 128) * 128
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
+    held = tl.arange(0, TR * TB // 2) * 2  # the first of the units that a thread holds
     seed = tl.load(seed_ptr).to(tl.uint32)
-    sign0 = element_words(tl.arange(0, 8).to(tl.int64) * 16, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
-    sign0 = sign0 << 31
-    sign0 = tl.reshape(tl.broadcast_to(sign0[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
-    sign1 = element_words(tl.arange(0, 8).to(tl.int64) * 16 + 8, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
-    sign1 = sign1 << 31
-    sign1 = tl.reshape(tl.broadcast_to(sign1[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
+    sign0 = element_words(tl.arange(0, 4).to(tl.int64) * 32, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 4)
+    sign0 = (sign0 << 15).to(tl.int16)
+    sign0 = tl.reshape(tl.broadcast_to(sign0[:, None, :], (8, TR * TB // 8, 4)), (8, TR * TB // 2))
+    sign1 = element_words(tl.arange(0, 4).to(tl.int64) * 32 + 8, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 4)
+    sign1 = (sign1 << 15).to(tl.int16)
+    sign1 = tl.reshape(tl.broadcast_to(sign1[:, None, :], (8, TR * TB // 8, 4)), (8, TR * TB // 2))
+    sign2 = element_words(tl.arange(0, 4).to(tl.int64) * 32 + 16, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 4)
+    sign2 = (sign2 << 15).to(tl.int16)
+    sign2 = tl.reshape(tl.broadcast_to(sign2[:, None, :], (8, TR * TB // 8, 4)), (8, TR * TB // 2))
+    sign3 = element_words(tl.arange(0, 4).to(tl.int64) * 32 + 24, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 4)
+    sign3 = (sign3 << 15).to(tl.int16)
+    sign3 = tl.reshape(tl.broadcast_to(sign3[:, None, :], (8, TR * TB // 8, 4)), (8, TR * TB // 2))
     tensor_scale = tl.div_rn(tl.load(amax_ptr), 1554.459228515625)
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
     lift = tl.where(tensor_scale < 8.271806125530277e-25, 1.2676506002282294e+30, tl.where(tensor_scale > 1.2089258196146292e+24, 7.888609052210118e-31, 1.0))
@@ -230,21 +262,24 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
+    raw0, raw1, raw2, raw3 = load(x_ptr, (down * TR + held // TB).to(tl.int64), across * TB + held % TB, rows, columns, stride_r, stride_c, tl.program_id(0) < total, WHOLE)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (down * TR + g // TB).to(tl.int64)
         unit = across * TB + g % TB
+        held_row, held_unit = (down * TR + held // TB).to(tl.int64), across * TB + held % TB
 
-        # load: x (16, TR * TB), zero outside
-        source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-        j = tl.arange(0, 8)[:, None]
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
-        raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
-        raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
-        x0 = unpack_signed(raw0, sign0)
-        x1 = unpack_signed(raw1, sign1)
-        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+        # the next tile arrives while this one is computed
+        next_across = across + across_step
+        wraps = next_across >= tiles
+        next_down = down + down_step + wraps.to(tl.int32)
+        next_across = next_across - tl.where(wraps, tiles, 0)
+        next_raw0, next_raw1, next_raw2, next_raw3 = load(x_ptr, (next_down * TR + held // TB).to(tl.int64), next_across * TB + held % TB, rows, columns, stride_r, stride_c, tile + tl.num_programs(0) < total, WHOLE)
+        x0 = unpack_signed_pairs(raw0, sign0)
+        x1 = unpack_signed_pairs(raw1, sign1)
+        x2 = unpack_signed_pairs(raw2, sign2)
+        x3 = unpack_signed_pairs(raw3, sign3)
+        x = tl.reshape(tl.permute(tl.join(tl.join(x0, x1), tl.join(x2, x3)), (2, 0, 1, 3)), (16, TR * TB))
 
         # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
         x = tl.reshape(x, (16 * TR * TB,))
@@ -259,15 +294,20 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
         x = x * 0.0883883461356163
 
         # amax of each block of 1 x 16: NaN stays NaN
-        largest = tl.reduce(tl.abs(x), 0, larger)
+        largest = tl.reshape(tl.abs(x), (16 * TR * TB,))
+        largest = larger_halves(largest, 8 * TR * TB)
+        largest = larger_halves(largest, 4 * TR * TB)
+        largest = larger_halves(largest, 2 * TR * TB)
+        largest = larger_halves(largest, 1 * TR * TB)
         finite = largest < float("inf")
         block_max = tl.where(finite, largest, 0.0)
 
         # scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)
-        s, _ = round_exmy(quotient(block_max * lift, high_6_07211, low_6_07211), 3, 7, 448.0)
-        high, low = reciprocal((s * tensor_scale) * lift)
+        s, _ = round_e4m3(quotient(block_max * lift, high_6_07211, low_6_07211))
+        step = s * tensor_scale
+        high, low = reciprocal((step) * lift)
         value, code = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
-        projected = tl.reshape(tl.abs(x) * (value * s[None, :] * tensor_scale), (16 * TR * TB,))
+        projected = tl.reshape(tl.abs(x) * value, (16 * TR * TB,))
         projected = add_halves(projected, 8 * TR * TB)
         projected = add_halves(projected, 4 * TR * TB)
         projected = add_halves(projected, 2 * TR * TB)
@@ -277,9 +317,10 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
         square = add_halves(square, 4 * TR * TB)
         square = add_halves(square, 2 * TR * TB)
         square = add_halves(square, 1 * TR * TB)
+        projected = projected * step
         correction = tl.div_rn(square, projected)
         correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)
-        word = block_words(row, unit, units, 2, seed, site.to(tl.uint32), 1)
+        word = pair_words(held_row * units + held_unit, 2, seed, site.to(tl.uint32))
         s, scale_code = round_exmy_stochastic(s * correction, word, 3, 7, 448.0)
         scale_code = tl.where(finite, scale_code, 127)
 
@@ -287,17 +328,17 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
         block_row, block_column = row, unit
         block_columns = units
         at = block_row * block_columns + block_column
-        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=(block_row < rows) & (block_column < block_columns))
+        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
         # eight codes a word, the even column in the low nibble
         signed = with_sign(value, x)
         left, right = halves(signed)
         low, high = e2m1_words(left), e2m1_words(right)
         word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
-        tl.store(codes_ptr + row * units + unit, word, mask=(row < rows) & (unit < units))
-        next_across = across + across_step
-        wraps = next_across >= tiles
-        next_down = down + down_step + wraps.to(tl.int32)
-        next_across = next_across - tl.where(wraps, tiles, 0)
+        tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)
+        raw0 = next_raw0
+        raw1 = next_raw1
+        raw2 = next_raw2
+        raw3 = next_raw3
         down, across = next_down, next_across
 
 

@@ -46,7 +46,7 @@ def to_bf16(x):
 
 
 @triton.jit
-def fp4_bf16_hadamard_signs_fixed_rotated_rows(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr):
+def fp4_bf16_hadamard_signs_fixed_rotated_rows(x_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     width = tl.cdiv(columns, 16) * 16
     units = tl.cdiv(width, 16)
     tiles = tl.maximum(tl.cdiv(units, TB), 1)  # of a row, numbered one after the other
@@ -57,7 +57,7 @@ def fp4_bf16_hadamard_signs_fixed_rotated_rows(x_ptr, y_ptr, rows, columns, stri
     sign = 1.0 - 2.0 * sign.to(tl.float32)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    for _ in range(tl.program_id(0), total, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
         row = (down * TR + g // TB).to(tl.int64)
         unit = across * TB + g % TB
@@ -65,9 +65,9 @@ def fp4_bf16_hadamard_signs_fixed_rotated_rows(x_ptr, y_ptr, rows, columns, stri
         # load: x (16, TR * TB), zero outside
         source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
         j = tl.arange(0, 8)[:, None]
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
         x0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
         x1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
         x0 = x0.to(tl.float32)
         x1 = x1.to(tl.float32)
@@ -86,12 +86,13 @@ def fp4_bf16_hadamard_signs_fixed_rotated_rows(x_ptr, y_ptr, rows, columns, stri
 
         # store
         x = to_bf16(x)
-        x0, x1 = tl.split(tl.permute(tl.reshape(x, (2, 8, TR * TB)), (1, 2, 0)))
+        x_ = tl.permute(tl.reshape(x, (2, x.shape[0] // 2, TR * TB)), (1, 2, 0))
+        x0, x1 = tl.split(x_)
         j = tl.arange(0, 8)[:, None]
         target = y_ptr + (row * width + unit * 16)[None, :] + j
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j < width)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < width)) | WHOLE
         tl.store(target, x0, mask=inside)
-        inside = (row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)
+        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)) | WHOLE
         tl.store(target + 8, x1, mask=inside)
         next_across = across + across_step
         wraps = next_across >= tiles

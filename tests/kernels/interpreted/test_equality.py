@@ -30,25 +30,47 @@ def test_every_quantizer(q: Quantizer, data: str) -> None:
     assert differences(DATA[data](), q, None, SEED, SITE, brief=data != "midpoints") == []
 
 
+H128 = Rotation(128, signs="fresh", bf16=False)
+OF_ALL_KINDS = [
+    (NVFP4(), None),
+    (NVFP4(block=(16, 16)), None),
+    (NVFP4(four_six=True), None),
+    (NVFP4(rounding="stochastic"), Rotation(16, signs="fixed")),
+    (NVFP4(rounding="ms_eden"), H128),
+    (NVFP4(outer=128), None),
+    (MXFP4(scale_rule="quest"), Rotation(32, bf16=False)),
+    (fp4.FP8(block=(128, 128)), None),
+]
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(
-    ("q", "rotation"),
-    [
-        (NVFP4(), None),
-        (NVFP4(block=(16, 16)), None),
-        (NVFP4(rounding="stochastic"), Rotation(16, signs="fixed")),
-        (NVFP4(rounding="ms_eden"), Rotation(128, signs="fresh", bf16=False)),
-        (NVFP4(outer=128), None),
-        (MXFP4(scale_rule="quest"), Rotation(32, bf16=False)),
-        (fp4.FP8(block=(128, 128)), None),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("q", "rotation"), OF_ALL_KINDS, ids=str)
 def test_shapes_and_strides(q: Quantizer, rotation: Rotation | None, shape: tuple[int, int]) -> None:
     x = gaussian(*shape)
     assert differences(x, q, rotation, SEED, SITE) == []
     for strided in (x.t().contiguous().t(), gaussian(shape[0], 3 * shape[1])[:, ::3], gaussian(1, shape[1]).expand(shape)):
         assert differences(strided, q, rotation, SEED, SITE, brief=True) == []
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (128, 128), (64, 1152)], ids=str)  # the last taken for (18, 4096)
+@pytest.mark.parametrize(("q", "rotation"), OF_ALL_KINDS, ids=str)
+def test_whole_tiles(q: Quantizer, rotation: Rotation | None, shape: tuple[int, int]) -> None:
+    """No masks where tiles are whole; draws by an element's place, whatever the tiles."""
+    x = gaussian(*shape)
+    for operand in (x, x.bfloat16(), gaussian(*shape[::-1]).t()):
+        assert differences(operand, q, rotation, SEED, SITE, brief=True) == []
+
+
+@pytest.mark.parametrize("rotation", [H128, Rotation(16, signs="fixed"), Rotation(32, bf16=False)], ids=str)
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 3.2e38, -2e37])
+def test_amax_after_a_rotation_that_leaves_fp32(rotation: Rotation, value: float) -> None:
+    """The largest finite magnitude, though others are not: where |a| + |b| overflows, | |a| - |b| | may be it."""
+    for shape in ((40, 300), (64, 256)):
+        x = gaussian(*shape)
+        x[3, 7], x[3, 9], x[17, 150] = value, value, value
+        for operand in (x, x.bfloat16(), x.t()):
+            want = reference.amax(reference.rotate(operand, rotation, SEED, SITE))
+            assert same_bits(kernels.amax(operand, rotation=rotation, seed=SEED, signs_site=SITE), want)
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
