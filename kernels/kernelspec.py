@@ -28,6 +28,7 @@ class KernelSpec:
         depends on it.
     input: bf16, fp16 or fp32.
     aligned: C (rotated: after padding) is a multiple of 8, so one counter's eight draws go to neighbours.
+    single: C is 1, which Triton would compile in: see `operand.Operand.tile`.
     scale_layout: "plain", or "swizzled" (the tensor cores': one scale a row, whatever the block's rows).
     located: the operand is a part of a matrix, and its elements draw as that matrix's: the seed is one of ``rng.locate``.
     native_draws: stochastic rounding by the target's own instruction, whose draws are those of runtime/native.py.
@@ -44,6 +45,7 @@ class KernelSpec:
     scale_layout: str = "plain"
     located: bool = False
     native_draws: bool = False
+    single: bool = False
 
     def __post_init__(self) -> None:
         choices = (

@@ -140,6 +140,19 @@ def flat(spec: KernelSpec, numbers: Mapping[str, int], width: int) -> Mapping[st
     return {**numbers, "rows": rows * columns // FLAT, "columns": FLAT, "stride_r": FLAT}
 
 
+def whole(spec: KernelSpec, tile: Tile, size: tuple[int, int], numbers: Mapping[str, int]) -> bool:
+    """Does no tile reach beyond the operand, nor beyond what is written?"""
+    rows, width = size
+    columns = tile.units * spec.unit
+    return (
+        rows > 0
+        and width > 0
+        and rows % tile.rows == 0
+        and width % columns == 0
+        and numbers["columns"] == width == numbers.get("kept_columns", width)
+    )
+
+
 def tiled(
     spec: KernelSpec,
     target: Target,
@@ -155,9 +168,7 @@ def tiled(
     units = ceil_div(width, spec.block[1]) * spec.block_units
     tile = tile or fitted(spec, target, units)
     tiles = max(1, ceil_div(rows, tile.rows)) * max(1, ceil_div(units, tile.units))
-    whole = 0 < rows == -(-rows // tile.rows) * tile.rows and units == -(-units // tile.units) * tile.units
-    whole = whole and numbers["columns"] == width == units * spec.unit == numbers.get("kept_columns", width)
-    numbers = {**numbers, **tile.constants(whole)}
+    numbers = {**numbers, **tile.constants(whole(spec, tile, size, numbers))}
     return Bound(_kernel(spec, target), Tiles(tiles, tile.turns), device, names, SITES, numbers, seen, **tile.options)
 
 

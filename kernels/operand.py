@@ -17,6 +17,9 @@ class Operand(ScaleRules):
         spec, u = self.spec, self.spec.unit
         width = "columns" if spec.rotation is None else f"tl.cdiv(columns, {spec.rotation.size}) * {spec.rotation.size}"
         units = f"tl.cdiv(width, {spec.block[1]})" + (f" * {spec.block_units}" if spec.block_units > 1 else "")
+        if spec.single:
+            # Of columns that are known to be equal ptxas (12.8) packs an undefined register.
+            self.once("columns = columns + tl.program_id(1)  # 1, which the compiler is not to know")
         self.once(
             f"width = {width}",
             f"units = {units}",

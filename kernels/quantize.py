@@ -195,6 +195,7 @@ class Run:
             rotation=self.rotation,
             output=output,
             aligned=self.width % 8 == 0,
+            single=self.numbers["columns"] == 1,
             located=q is not None and q.needs_seed and self.seeds == 3,
             **self.fields,
             **fields,

@@ -85,7 +85,7 @@ def _measured(spec: KernelSpec, blackwell: bool) -> tuple[int, int, int, int]:
     heavy = (isinstance(q, NVFP4) and q.rounding == "ms_eden") or (four_six and packed)
     few = spec.output == "rotated" or (isinstance(q, MXFP4 | MXFP8) and not packed)  # instructions
     if spec.draws_elements and not spec.aligned:
-        return (4, 32, 4, 1) if spec.memory == "rows" else (32, 4, 4, 1)
+        return (4, 32 if spec.block[0] == 1 else 8, 4, 1) if spec.memory == "rows" else (32, 4, 4, 1)
     if spec.memory == "rows":
         if spec.block[0] > 1:
             if four_six or spec.block[0] == 128:

@@ -6,12 +6,13 @@ import re
 
 import pytest
 
+from fp4.kernels.build import build
 from fp4.kernels.codegen import source
-from fp4.kernels.compile import candidate, compile_kernel, describe
+from fp4.kernels.compile import _compile, _type, candidate, compile_kernel, describe
 from fp4.kernels.inspection import TO_FP4, examine
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target, TargetError
-from fp4.kernels.tiles import Tile
+from fp4.kernels.tiles import Tile, tile_of
 from fp4.runtime.spec import MXFP4, NVFP4, Rotation
 
 H16, H128 = Rotation(16, signs="fixed"), Rotation(128, signs="fresh", bf16=False)
@@ -53,6 +54,19 @@ def test_a_thread_keeps_its_blocks_in_registers(spec: KernelSpec) -> None:
     compiled = compile_kernel(spec, Target("sm_90"))
     assert compiled.shared == 0
     assert compiled.count("SHFL|LDS|STS") == 0
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_one_column_is_not_compiled_in(single: bool) -> None:
+    """Triton compiles in an argument that is 1. Then columns are known to be equal, and ptxas leaves out conversions of eight
+    values to codes, two an instruction, whose results it packs all the same: what `single` is for."""
+    target = Target("sm_90")
+    spec = KernelSpec(NVFP4(), aligned=False, single=single)
+    kernel, tile = build(source(spec, target)), tile_of(spec, target)
+    types = {name: _type(name, spec) for name in kernel.arg_names}
+    compiled = _compile(kernel, types, {**tile.constants(False), "stride_c": 1, "columns": 1}, tile, target)
+    conversions = compiled.count("F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C") - 1  # of the block's scale
+    assert (conversions == 16 // 2) == single
 
 
 NATIVE = (

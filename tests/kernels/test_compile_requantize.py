@@ -87,10 +87,13 @@ def test_what_is_masked_stays_in_registers() -> None:
 
 
 def test_codes_are_read_as_words() -> None:
-    """A word of eight codes a load, and as many loads of scales: an eighth of the elements a thread holds, times two."""
+    """A word of eight codes a load, and as many loads of scales: an eighth of the elements a thread holds, times two.
+
+    64 elements, and 32 where an Inf makes it careful.
+    """
     spec = SPECS["quartet2 amax"]
     compiled = compile_kernel(spec, Target("sm_90"))
-    assert compiled.count("LDG") <= 2 * 64 // 8 + 2  # 64 elements a thread, and the seed
+    assert compiled.count("LDG") <= 2 * (64 + 32) // 8 + 2  # and the seed
 
 
 def second(target: str, swizzled: bool) -> Compiled:

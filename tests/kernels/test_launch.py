@@ -18,7 +18,7 @@ from fp4.kernels.build import COMPILE_OPTIONS, Bound, Output, Tiles
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.launch import Plan, planned
 from fp4.kernels.target import Target
-from fp4.kernels.tiles import fitted, tile_of
+from fp4.kernels.tiles import Tile, fitted, tile_of
 from fp4.runtime.spec import MXFP4, NVFP4, Rotation, SpecError
 
 CPU = torch.device("cpu")
@@ -143,6 +143,19 @@ def test_a_matrix_is_taken_for_one_of_whole_tiles() -> None:
     )
     for other, rows, columns, stride, more in left:
         assert taken(other, rows, columns, stride, **more) == (rows, columns), other
+
+
+def test_masks_are_left_out_of_whole_tiles_alone() -> None:
+    spec, tile = KernelSpec(NVFP4()), Tile(4, 32)
+
+    def whole(rows: int, columns: int, width: int | None = None, **more: int) -> bool:
+        return launch.whole(spec, tile, (rows, width or columns), {"columns": columns, **more})
+
+    assert whole(8, 1024)
+    assert whole(8, 1024, kept_columns=1024)
+    assert not whole(8, 1024, kept_columns=1000)
+    assert not whole(8, 1000, 1024)  # padded for a rotation
+    assert not any(whole(rows, columns) for rows, columns in ((6, 1024), (8, 1000), (8, 768), (0, 1024), (8, 0)))
 
 
 def test_a_site_is_an_int32_of_its_bits() -> None:
