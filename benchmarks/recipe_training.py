@@ -4,7 +4,8 @@
         --recipes bf16,mxfp8,fp8,fp4_forward,nvfp4,quartet2,quartet,mxfp4_h16,all_the_way,mxfp4_rht,tetrajet2
     python -m benchmarks.recipe_training runs/recipes/run.json
 
-Several files are one table: a recipe of a later file takes the place of an earlier one's. Step times are the tenth
+Several files are one table: a recipe of a later file takes the place of an earlier one's. With --keep the recipes that the files
+lack keep their rows of the table on disk, and no plot is drawn. Step times are the tenth
 percentile of a run's steps, since other work on the machine only ever adds to one.
 """
 
@@ -23,7 +24,8 @@ PLOT = Path(__file__).parents[1] / "docs" / "plots" / "recipes.png"
 
 
 def main() -> None:
-    runs = [results.read(Path(p)) for p in sys.argv[1:]]
+    keep = "--keep" in sys.argv
+    runs = [results.read(Path(p)) for p in sys.argv[1:] if p != "--keep"]
     run: dict[str, Any] = {**runs[0], "recipes": {k: v for r in runs for k, v in r["recipes"].items()}}
     results.add_gaps(run["recipes"], run["settings"]["steps"])
     saved = json.loads((RESULTS / "recipe_errors.json").read_text())["recipes"]
@@ -41,8 +43,15 @@ def main() -> None:
     kept["settings"].pop("out")
     seed = run["settings"]["seed"]
     name_of_run = "recipe_training" + (f"_seed{seed}" if seed else "")
-    (RESULTS / f"{name_of_run}.json").write_text(json.dumps({**kept, "recipes": table}, indent=1) + "\n")
-    if not seed:
+    path = RESULTS / f"{name_of_run}.json"
+    if keep:
+        before = json.loads(path.read_text())
+        table = before["recipes"] | table
+        kept["settings"]["recipes"] = before["settings"]["recipes"]
+        if before["settings"] != kept["settings"]:
+            sys.exit(f"recipe_training: {path.name} is of other settings; run every recipe, without --keep")
+    path.write_text(json.dumps({**kept, "recipes": table}, indent=1) + "\n")
+    if not seed and not keep:
         plot.draw(run, PLOT)
     base = table["bf16"]["step milliseconds"]
     head = ("recipe", "held-out loss", "gap, training", "gap, held-out", "step over bf16's", "X saved, of BF16's")
