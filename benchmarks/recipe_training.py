@@ -4,9 +4,9 @@
         --recipes bf16,mxfp8,fp8,fp4_forward,nvfp4,quartet2,quartet,mxfp4_h16,all_the_way,mxfp4_rht,tetrajet2
     python -m benchmarks.recipe_training runs/recipes/run.json
 
-Several files are one table: a recipe of a later file takes the place of an earlier one's. With --keep the recipes that the files
-lack keep their rows of the table on disk, and no plot is drawn. Step times are the tenth
-percentile of a run's steps, since other work on the machine only ever adds to one.
+Several files are one table: a recipe of a later file takes the place of an earlier one's. With --keep, recipes that no file has
+keep their rows of the table on disk, and no plot is drawn. Step times are the tenth percentile of a run's steps, since other
+work on the machine only ever adds to one.
 """
 
 from __future__ import annotations

@@ -52,18 +52,18 @@ class Amax(Operand):
             rows, units = (u // 2, units) if half < u else (u, "TR * TB // 2")
         self.add(f"x = tl.reshape({last}, ({rows}, {units}))", "largest = tl.maximum(largest, tl.max(bits(x), 0))")
         self.once(f"largest = tl.zeros(({units},), tl.int32)")
-        rows, units = (1 if self.by_rows else 8), self.spec.rotation_units
+        down, across = (1 if self.by_rows else 8), self.spec.rotation_units
         part = self.carefully()
         self.after += [
             "top = tl.max(largest, 0)",
             "largest = floats(top)",
             f"if top >= {INF_BITS}:  # an Inf, a NaN or an overflow: anew, with every butterfly",
-            f"    finite = tl.full(({rows * units},), 1 << 24, tl.uint32)",
+            f"    finite = tl.full(({down * across},), 1 << 24, tl.uint32)",
             *("    " + line for line in self.loop([
-                f"for part in range(TR // {rows} * (TB // {units})):",
-                f"    part_down = down * (TR // {rows}) + part // (TB // {units})",
-                f"    part_across = across * (TB // {units}) + part % (TB // {units})",
-                f"    finite = carefully(finite, part_down, part_across, {', '.join(part)}, {rows}, {units}, WHOLE)",
+                f"for part in range(TR // {down} * (TB // {across})):",
+                f"    part_down = down * (TR // {down}) + part // (TB // {across})",
+                f"    part_across = across * (TB // {across}) + part % (TB // {across})",
+                f"    finite = carefully(finite, part_down, part_across, {', '.join(part)}, {down}, {across}, WHOLE)",
             ])),
             f"    largest = {self.found}",
             f"largest = largest * {self.normalization()}",

@@ -86,11 +86,6 @@ class Operand(ScaleRules):
         return f"tl.reshape(tl.permute({names[0]}, ({', '.join(map(str, order))})), ({self.spec.unit}, TR * TB))"
 
     @property
-    def held(self) -> int:
-        """Units of a row that a thread holds."""
-        return self.spec.units_held
-
-    @property
     def parts(self) -> int:
         """Of a unit: a thread loads 16 bytes at once, and the whole of it would else go to several threads."""
         return max(1, self.spec.unit * (4 if self.spec.input == "fp32" else 2) // 16) if self.by_rows else 1

@@ -121,6 +121,11 @@ class Writer:
         return self.target.name == INTERPRETER
 
     @property
+    def held(self) -> int:
+        """Units of a row that a thread holds."""
+        return self.spec.units_held
+
+    @property
     def by_rows(self) -> bool:
         return self.spec.memory == "rows"
 

@@ -136,7 +136,7 @@ def test_e4m3_by_conversion() -> None:
     """`round_e4m3` is `round_exmy`'s rounding: each number of E4M3, the midpoints, their neighbours, what saturates, NaN."""
     values = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     middles = (values[1:] + values[:-1]) / 2
-    points = np.concatenate([values, middles, np.float32([448, 449, 1e9, 3.4e38, np.inf, np.nan])])
+    points = np.concatenate([values, middles, np.array([448, 449, 1e9, 3.4e38, np.inf, np.nan], dtype=np.float32)])
     for point in np.concatenate([points, np.nextafter(points, np.float32(0)), np.nextafter(points, np.float32(np.inf))]):
         wanted = np.fmin(point, np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
         found = run(assembly("round_e4m3"), {"$2": bits(point)})

@@ -130,7 +130,7 @@ def test_a_matrix_is_taken_for_one_of_whole_tiles() -> None:
     assert taken(spec, 4096, 11008) == (11008, 4096)
     assert taken(KernelSpec(NVFP4(), h128), 4096, 11008) == (11008, 4096)
     assert taken(KernelSpec(NVFP4(outer=128)), 64, 11008) == (172, 4096)
-    left = (
+    left: tuple[tuple[KernelSpec, int, int, int | None, dict[str, int]], ...] = (
         (spec, 16384, 4096, None, {}),  # its tiles are whole
         (spec, 4096, 11008, 11016, {}),  # rows do not follow one another
         (spec, 3, 11008, None, {}),  # its elements are no multiple of 4096
