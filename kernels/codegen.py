@@ -323,7 +323,8 @@ class Kernel(Amax):
         output = f"{spec.output} {spec.dtype}" if spec.output in ("decoded", "rotated", "values") else spec.output
         return (
             f"{what}: {output}{scaled}, {spec.memory} together in memory, for {self.target.name}.\n\n"
-            f"A program takes TR rows x TB units of {spec.unit} columns. Compile with build.COMPILE_OPTIONS.\n"
+            f"A program takes TR rows x TB units of {spec.unit} columns. WHOLE: no tile reaches beyond the operand. "
+            "Compile with build.COMPILE_OPTIONS.\n"
         )
 
 

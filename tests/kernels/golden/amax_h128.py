@@ -1,6 +1,6 @@
 """bf16 -> hadamard[size=128,signs=fresh,bf16=no]: amax, rows together in memory, for sm_90.
 
-A program takes TR rows x TB units of 16 columns. Compile with build.COMPILE_OPTIONS.
+A program takes TR rows x TB units of 16 columns. WHOLE: no tile reaches beyond the operand. Compile with build.COMPILE_OPTIONS.
 """
 
 import triton

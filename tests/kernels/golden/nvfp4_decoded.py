@@ -1,6 +1,6 @@
 """bf16 -> nvfp4: decoded bf16, rows together in memory, for sm_90.
 
-A program takes TR rows x TB units of 16 columns. Compile with build.COMPILE_OPTIONS.
+A program takes TR rows x TB units of 16 columns. WHOLE: no tile reaches beyond the operand. Compile with build.COMPILE_OPTIONS.
 """
 
 import triton
