@@ -123,6 +123,7 @@ def masks_of(index: int) -> dict[str, Any]:
 def equality(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     start = time.time()
     jobs = [(i, transposed, start + EQUALITY_SECONDS) for i in range(len(CASES)) for transposed in (True, False)]
+    masks = pool.map_async(masks_of, range(len(ROTATIONS)), chunksize=1)  # first: they take seconds, the others minutes
     rows = list(pool.imap_unordered(equality_of, jobs, chunksize=1))
     bad = [r for r in rows if r["unequal"] or r["failed"] or "cut off before" in r]
     found: dict[str, Any] = {
@@ -134,7 +135,7 @@ def equality(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any
         "seconds": time.time() - start,
     }
     save(found)
-    masked = pool.map(masks_of, range(len(ROTATIONS)), chunksize=1)
+    masked = masks.get()
     return {**found, "masks equal": not any(r["unequal"] or "failed" in r for r in masked), "masks": masked}
 
 

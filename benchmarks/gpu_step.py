@@ -30,7 +30,7 @@ from benchmarks.gpu_equality import Decoder
 from benchmarks.gpu_rivals import hadamard
 
 TOKENS = 16384
-PROCESSES = 7  # that compile at once: four models of 20 GiB among them
+PROCESSES = 5  # that compile at once, models of 20 to 25 GiB among them
 SHAPES = ((2048, 2048), (4096, 4096), (4096, 11008))  # K, N
 FP8 = ("mxfp4_h16",)  # those whose operands FP8 tensor cores multiply
 RECIPES = ("nvfp4", "quartet2", "mxfp4_h16", "mxfp8")
