@@ -97,8 +97,8 @@ def _measured(spec: KernelSpec, blackwell: bool) -> tuple[int, int, int, int]:
             return 1, 64, 1, 12
         if packed or four_six:
             return 1, 64, 2, 8 if four_six else 4
-        if spec.output == "values" and spec.dtype == "bf16":
-            return 1, 128, 2, 4
+        if spec.output == "values":
+            return (1, 128, 2, 4) if spec.dtype == "bf16" else (4, 32, 4, 4)
         if spec.rotation_units > 1 or (isinstance(q, NVFP4) and q.rounding == "stochastic"):
             return 1, 64, 2, 4
         return 4, 32, 4, 1 if few else 2
