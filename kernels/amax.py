@@ -52,18 +52,19 @@ class Amax(Operand):
             rows, units = (u // 2, units) if half < u else (u, "TR * TB // 2")
         self.add(f"x = tl.reshape({last}, ({rows}, {units}))", "largest = tl.maximum(largest, tl.max(bits(x), 0))")
         self.once(f"largest = tl.zeros(({units},), tl.int32)")
-        down, across = (1 if self.by_rows else 8), self.spec.rotation_units
+        down, across = (1, max(8, self.spec.rotation_units)) if self.by_rows else (8, max(4, self.spec.rotation_units))
         part = self.carefully()
         self.after += [
             "top = tl.max(largest, 0)",
             "largest = floats(top)",
+            f"PART: tl.constexpr = TB if TB < {across} else {across}",
             f"if top >= {INF_BITS}:  # an Inf, a NaN or an overflow: anew, with every butterfly",
-            f"    finite = tl.full(({down * across},), 1 << 24, tl.uint32)",
+            f"    finite = tl.full(({down} * PART,), 1 << 24, tl.uint32)",
             *("    " + line for line in self.loop([
-                f"for part in range(TR // {down} * (TB // {across})):",
-                f"    part_down = down * (TR // {down}) + part // (TB // {across})",
-                f"    part_across = across * (TB // {across}) + part % (TB // {across})",
-                f"    finite = carefully(finite, part_down, part_across, {', '.join(part)}, {down}, {across}, WHOLE)",
+                f"for part in range(TR // {down} * (TB // PART)):",
+                f"    part_down = down * (TR // {down}) + part // (TB // PART)",
+                "    part_across = across * (TB // PART) + part % (TB // PART)",
+                f"    finite = carefully(finite, part_down, part_across, {', '.join(part)}, {down}, PART, WHOLE)",
             ])),
             f"    largest = {self.found}",
             f"largest = largest * {self.normalization()}",

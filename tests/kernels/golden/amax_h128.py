@@ -181,15 +181,16 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, am
         down, across = next_down, next_across
     top = tl.max(largest, 0)
     largest = floats(top)
+    PART: tl.constexpr = TB if TB < 8 else 8
     if top >= 0x7F800000:  # an Inf, a NaN or an overflow: anew, with every butterfly
-        finite = tl.full((8,), 1 << 24, tl.uint32)
+        finite = tl.full((1 * PART,), 1 << 24, tl.uint32)
         down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
         down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
         for tile in range(tl.program_id(0), total, tl.num_programs(0)):
-            for part in range(TR // 1 * (TB // 8)):
-                part_down = down * (TR // 1) + part // (TB // 8)
-                part_across = across * (TB // 8) + part % (TB // 8)
-                finite = carefully(finite, part_down, part_across, x_ptr, seed_ptr, rows, columns, stride_r, stride_c, signs_site, 1, 8, WHOLE)
+            for part in range(TR // 1 * (TB // PART)):
+                part_down = down * (TR // 1) + part // (TB // PART)
+                part_across = across * (TB // PART) + part % (TB // PART)
+                finite = carefully(finite, part_down, part_across, x_ptr, seed_ptr, rows, columns, stride_r, stride_c, signs_site, 1, PART, WHOLE)
             next_across = across + across_step
             wraps = next_across >= tiles
             next_down = down + down_step + wraps.to(tl.int32)

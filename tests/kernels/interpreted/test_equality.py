@@ -52,25 +52,28 @@ def test_shapes_and_strides(q: Quantizer, rotation: Rotation | None, shape: tupl
         assert differences(strided, q, rotation, SEED, SITE, brief=True) == []
 
 
-@pytest.mark.parametrize("shape", [(64, 256), (128, 128), (64, 1152)], ids=str)  # the last taken for (18, 4096)
 @pytest.mark.parametrize(("q", "rotation"), OF_ALL_KINDS, ids=str)
-def test_whole_tiles(q: Quantizer, rotation: Rotation | None, shape: tuple[int, int]) -> None:
-    """No masks where tiles are whole; draws by an element's place, whatever the tiles."""
-    x = gaussian(*shape)
-    for operand in (x, x.bfloat16(), gaussian(*shape[::-1]).t()):
+def test_whole_tiles(q: Quantizer, rotation: Rotation | None) -> None:
+    """No masks where tiles are whole."""
+    for operand in (gaussian(64, 256).bfloat16(), gaussian(256, 64).t()):
         assert differences(operand, q, rotation, SEED, SITE, brief=True) == []
+
+
+@pytest.mark.parametrize(("q", "rotation"), OF_ALL_KINDS[3:5], ids=str)
+def test_a_matrix_taken_for_one_of_4096_columns(q: Quantizer, rotation: Rotation | None) -> None:
+    """Draws by an element's place, whatever the matrix is taken for."""
+    assert differences(gaussian(32, 1152).bfloat16(), q, rotation, SEED, SITE, brief=True) == []
 
 
 @pytest.mark.parametrize("rotation", [H128, Rotation(16, signs="fixed"), Rotation(32, bf16=False)], ids=str)
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 3.2e38, -2e37])
 def test_amax_after_a_rotation_that_leaves_fp32(rotation: Rotation, value: float) -> None:
     """The largest finite magnitude, though others are not: where |a| + |b| overflows, | |a| - |b| | may be it."""
-    for shape in ((40, 300), (64, 256)):
-        x = gaussian(*shape)
-        x[3, 7], x[3, 9], x[17, 150] = value, value, value
-        for operand in (x, x.bfloat16(), x.t()):
-            want = reference.amax(reference.rotate(operand, rotation, SEED, SITE))
-            assert same_bits(kernels.amax(operand, rotation=rotation, seed=SEED, signs_site=SITE), want)
+    x = gaussian(20, 300)
+    x[3, 7], x[3, 9], x[17, 150] = value, value, value
+    for operand in (x.bfloat16(), x.t()):
+        want = reference.amax(reference.rotate(operand, rotation, SEED, SITE))
+        assert same_bits(kernels.amax(operand, rotation=rotation, seed=SEED, signs_site=SITE), want)
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
