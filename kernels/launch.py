@@ -22,7 +22,7 @@ from fp4.kernels.tiles import Tile, fitted
 from fp4.runtime.layout import ceil_div
 
 SITES = ("site", "signs_site")
-WHOLE, FLAT = 1024, 4096  # columns: of most tiles along rows, and of a matrix that is taken for one of whole tiles
+ALONG, FLAT = 1024, 4096  # columns: of most tiles along rows, and of a matrix that is taken for one of whole tiles
 MOST_PLANS = 4096  # of dynamic shapes each has its own
 PLANS: dict[Any, Any] = {}
 
@@ -134,8 +134,8 @@ def flat(spec: KernelSpec, numbers: Mapping[str, int], width: int) -> Mapping[st
     rows, columns, stride = numbers["rows"], numbers["columns"], numbers.get("stride_r")
     group = max(spec.block[1], spec.outer_units * spec.unit, spec.rotation_units * spec.unit)
     plain = spec.memory == "rows" and spec.block[0] == 1 and spec.scale_layout == "plain" and not spec.located
-    whole = stride == columns == width and columns % group == 0 and FLAT % group == 0 and rows * columns % FLAT == 0
-    if not plain or not whole or columns % WHOLE == 0 or "kept_columns" in numbers:
+    dense = stride == columns == width and columns % group == 0 and FLAT % group == 0 and rows * columns % FLAT == 0
+    if not plain or not dense or columns % ALONG == 0 or "kept_columns" in numbers:
         return numbers
     return {**numbers, "rows": rows * columns // FLAT, "columns": FLAT, "stride_r": FLAT}
 
