@@ -5,9 +5,10 @@
 Linear: one linear, forward and backward, 16384 tokens, at three shapes; and two rivals, what anyone writes in an afternoon: a
 fake quantizer in an autograd.Function under torch.compile. "plain" quantizes six operands to NVFP4, 1x16, nearest, without a
 tensor scale, theirs and ours; theirs of "nvfp4" has tensor scales, square blocks for W, H16 in wgrad and stochastic rounding of
-dY. Model: a Llama-like decoder, 2048 wide, 16 layers, 16384 tokens a step, AdamW left out; its GPU time by kernel. Others: the
-same under the recipes that are left. BF16 parameters. Medians of CUDA-event times. "warm" compiles all of it in several
-processes, into the caches on disk, and measures nothing: a run after it is short.
+dY. "One thread": with backward in forward's thread, for where the host is the limit. Model: a Llama-like decoder, 2048 wide, 16
+layers, 16384 tokens a step, AdamW left out; its GPU time by kernel. Others: the same under the recipes that are left. BF16
+parameters. Medians of CUDA-event times. "warm" compiles all of it in several processes, into the caches on disk, and measures
+nothing: a run after it is short.
 """
 
 from __future__ import annotations
@@ -32,19 +33,21 @@ from benchmarks.gpu_rivals import hadamard
 TOKENS = 16384
 PROCESSES = 5  # that compile at once, models of 20 to 25 GiB among them
 SHAPES = ((2048, 2048), (4096, 4096), (4096, 11008))  # K, N
+STEADY = 100  # steps of one linear before those that count, and of these: the host is slower at first
+ONE_THREAD = ", one thread"  # backward in the thread of forward (torch.autograd.set_multithreading_enabled(False))
 FP8 = ("mxfp4_h16",)  # those whose operands FP8 tensor cores multiply
 RECIPES = ("nvfp4", "quartet2", "mxfp4_h16", "mxfp8")
 
 
-def milliseconds(step: Callable[[], Any], repeats: int = 20) -> float:
-    """Median time of a step, after 5 that are not counted."""
+def milliseconds(step: Callable[[], Any], repeats: int = 20, before: int = 5) -> float:
+    """Median time of a step, after `before` that are not counted."""
     events = []
-    for i in range(repeats + 5):
+    for i in range(repeats + before):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         step()
         end.record()
-        if i >= 5:
+        if i >= before:
             events.append((start, end))
     torch.cuda.synchronize()
     return statistics.median(a.elapsed_time(b) for a, b in events)
@@ -135,6 +138,9 @@ def linear(k: int, n: int, compile_only: bool = False) -> dict[str, Any]:
         for mode, tail in ((None, ""), ("reduce-overhead", ", CUDA graphs")):
             compiled = torch.compile(function, mode=mode)
             runs[f"rival's {name}{tail}"] = lambda x, compiled=compiled: compiled(x, layer.weight)
+    runs |= {
+        f"{name}{ONE_THREAD}": run for name, run in runs.items() if name.removeprefix("rival's ") in ("bf16", "nvfp4", "plain")
+    }
     times: dict[str, Any] = {}
     for name, run in runs.items():
         torch._dynamo.reset()
@@ -145,11 +151,12 @@ def linear(k: int, n: int, compile_only: bool = False) -> dict[str, Any]:
             run(x).backward(dy)
 
         try:
-            times[name] = milliseconds(step, 1 if compile_only else 20)
+            with torch.autograd.set_multithreading_enabled(not name.endswith(ONE_THREAD)):
+                times[name] = milliseconds(step, 1) if compile_only else milliseconds(step, STEADY, STEADY)
         except Exception as error:
             times[name] = f"failed: {type(error).__name__}: {str(error)[:300]}"
     over = {}
-    for tail in ("", ", CUDA graphs"):
+    for tail in ("", ", CUDA graphs", ONE_THREAD):
         if isinstance(base := times[f"bf16{tail}"], float):
             over |= {m: t / base for m, t in times.items() if isinstance(t, float) and m.endswith(tail)}
     share = {  # of the rival's overhead, for the same recipe

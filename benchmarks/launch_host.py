@@ -21,6 +21,7 @@ import torch
 from benchmarks.common import write
 from fp4.kernels import ops, requantize
 from fp4.kernels import quantize as kernels
+from fp4.kernels.direct import direct
 from fp4.kernels.launch import PLANS
 from fp4.kernels.target import Target
 from fp4.runtime.spec import NVFP4, Rotation
@@ -95,7 +96,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     nearest, drawn, h16 = NVFP4(), NVFP4(rounding="stochastic"), Rotation(16)
     codes, scales, factor = kernels.quantize(x, nearest, amax=one)
     packed = requantize.Packed(codes, scales, factor, nearest, 64)
-    op = torch.ops.fp4
+    op, called = torch.ops.fp4, direct("rotate_quantize")
     bf16 = torch.bfloat16
     (plan,) = PLANS.values()
     outputs = [make() for make in plan.makers]
@@ -105,6 +106,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     arguments = bound.order((*places, 0, 0, *bound.numbers))
     return {
         "op rotate_quantize": lambda: op.rotate_quantize.default(x, one, "nvfp4", "", None, 0, 0, False),
+        "past the dispatcher": lambda: called(x, one, "nvfp4", "", None, 0, 0, False),
         "its function": lambda: kernels.quantize(x, nearest, amax=one),
         "its allocations": lambda: [make() for make in plan.makers],
         "its launcher": lambda: compiled.launch(bound.grid, arguments),

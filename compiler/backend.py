@@ -194,10 +194,10 @@ def fp4(
     """
     check_torch()
     # A graph from the compile cache calls the kernels' ops, and no pass has run that would have registered them.
-    import fp4.kernels.fp8_ops
-    import fp4.kernels.matmul_ops
-    import fp4.kernels.ops  # noqa: F401
+    from fp4.compiler import direct_calls
     from fp4.kernels import autotune
+
+    direct_calls.register()
 
     read = Options.read(options, mode)
     policy = read.resolved()

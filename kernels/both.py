@@ -164,7 +164,7 @@ def quantize(x: Tensor, rows: Side, columns: Side) -> tuple[tuple[Tensor, ...], 
         sites += [side.site, signs_site]
         plans.append(plan)
         results.append(tuple(outputs))
-    planned(_Both, "bound", (x,), tuple(plans))(given, sites)
+    planned(_Both, "bound", (x,), tuple(plans))(given, tuple(sites))
     return results[0], results[1]
 
 

@@ -117,15 +117,15 @@ class Bound:
         self.order = itemgetter(*(given.index(name) for name in kernel.arg_names))
         self.compiled: dict[tuple[int, ...], _Compiled] = {}
 
-    def __call__(self, tensors: Sequence[Tensor], sites: Sequence[int] = ()) -> Any:
+    def __call__(self, tensors: Sequence[Tensor], sites: tuple[int, ...] = ()) -> Any:
         """Launch on the device's current stream; returns the compiled kernel, None under the interpreter.
 
         sites: of 32 bits; their bits are passed as an int32.
         """
-        if self.index is not None and self.index != torch.cuda.current_device():
+        if self.index is not None and self.index != torch._C._cuda_getDevice():
             with torch.cuda.device(self.index):
                 return self(tensors, sites)
-        words = [((site & MASK) ^ SIGN) - SIGN for site in sites]
+        words = int32(sites)
         places = [t.data_ptr() for t in tensors]
         alignments = tuple([place & 15 for place in places])
         found = self.compiled.get(alignments)
@@ -146,6 +146,12 @@ class Bound:
             if self.tiles is not None and self.index is not None:
                 self.grid = (self.tiles.programs(compiled.resident()), 1, 1)
         return kernel
+
+
+@cache
+def int32(words: tuple[int, ...]) -> tuple[int, ...]:
+    """The integers whose 32 bits are the words'."""
+    return tuple(((word & MASK) ^ SIGN) - SIGN for word in words)
 
 
 class _Compiled:

@@ -115,6 +115,8 @@ class Kernel(Amax):
         self.section("store")
         if not q.has_outer_scale:
             scale = "tensor_scale" if spec.writes_tensor_scale else f32(1 / q.stretch)
+            if spec.factored:
+                scale = f"{scale} * tl.load({self.pointer('factor_ptr')})"
             self.once(f"tl.store({self.pointer('tensor_scale_ptr')} + tl.program_id(0), {scale}, mask=tl.program_id(0) == 0)")
         if spec.output == "packed":
             self.store_block_scales(q.block[0])

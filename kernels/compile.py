@@ -80,7 +80,7 @@ def _type(name: str, spec: KernelSpec) -> str:
         return "*fp32" if spec.fp8_blocks else "*u8"
     if name == "amax_ptr":
         return "*i32" if spec.output == "amax" else "*fp32"
-    return {"seed_ptr": "*i64", "tensor_scale_ptr": "*fp32"}.get(name, "i32")
+    return {"seed_ptr": "*i64", "tensor_scale_ptr": "*fp32", "factor_ptr": "*fp32"}.get(name, "i32")
 
 
 def candidate(spec: KernelSpec, target: Target) -> Candidate:

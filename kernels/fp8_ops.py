@@ -5,6 +5,7 @@ On a device that is no GPU they are the oracle's functions (``fp4.runtime.fp8``,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -97,6 +98,8 @@ def _fp8_block_mm_fake(
 def _top_scale_fake(scales: Tensor) -> Tensor:
     return scales.new_empty((), dtype=torch.int32)
 
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"fp8_operand": _fp8_operand, "fp8_mm": _fp8_mm, "fp8_block_mm": _fp8_block_mm}
 
 for _name, _schema, _impl, _fake in (
     ("top_scale", "(Tensor scales) -> Tensor", fp8.top_scale, _top_scale_fake),

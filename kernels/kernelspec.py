@@ -32,6 +32,7 @@ class KernelSpec:
     scale_layout: "plain", or "swizzled" (the tensor cores': one scale a row, whatever the block's rows).
     located: the operand is a part of a matrix, and its elements draw as that matrix's: the seed is one of ``rng.locate``.
     native_draws: stochastic rounding by the target's own instruction, whose draws are those of runtime/native.py.
+    factored: the tensor scale is written times a factor that is read: what a product of two operands is scaled by.
     """
 
     quantizer: Quantizer | None
@@ -46,6 +47,7 @@ class KernelSpec:
     located: bool = False
     native_draws: bool = False
     single: bool = False
+    factored: bool = False
 
     def __post_init__(self) -> None:
         choices = (
@@ -78,6 +80,10 @@ class KernelSpec:
 
         if self.native_draws and not self.draws_elements:
             raise SpecError(f"native_draws=True with {q}, which draws for no element; write rounding='stochastic'")
+        if self.factored and (self.output != "decoded" or q is None or q.has_outer_scale or self.posthoc):
+            raise SpecError(
+                f"factored=True with {q}, output={self.output!r}; the one tensor scale of decoded values has a factor"
+            )
 
     @property
     def stores_fp8(self) -> bool:

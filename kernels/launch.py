@@ -104,7 +104,7 @@ class Plan:
             read.append(seed if seed.device == self.device else seed.to(self.device))
         return read
 
-    def bind(self, given: Sequence[Tensor], sites: Sequence[int]) -> Bound:
+    def bind(self, given: Sequence[Tensor], sites: tuple[int, ...]) -> Bound:
         """The kernel with its usual or, autotuned, fastest tile; kept, but in a captured graph, where nothing is measured."""
         tuned, capturing = autotune.enabled() and self.device.type == "cuda", False
         tile = None

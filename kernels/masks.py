@@ -132,7 +132,7 @@ class _UnrotateRun(Run):
         if any(m.device != y.device for m in mask):
             raise ValueError(f"unrotate: y on {y.device}, the mask on {mask[0].device}; move it")
         super().__init__((y,), None, rotation, seeds)
-        self.inputs = self.inputs[: len(tensors)]
+        self.inputs = type(self).inputs[: len(tensors)]
         self.fields |= {"masked": bool(mask)}
         self.numbers |= {"mask_stride": mask[0].shape[1] // 2 if mask else 0}
 
@@ -158,10 +158,15 @@ def quantize(
 
     The mask is uint8 (R, Cp/8). Raises SpecError for a quantizer without one.
     """
+    plan = quantize_plan(x, q, rotation, seed, native_draws)
+    return tuple(plan((x,), None, seed, site, site if signs_site is None else signs_site))
+
+
+def quantize_plan(x: Tensor, q: Quantizer, rotation: Rotation | None, seed: Tensor | None, native_draws: bool) -> Any:
+    """The plan of `quantize`; called with ((x,), None, seed, site, signs_site)."""
     if not maskable(q):
         raise SpecError(f"clip_mask: {q} is not MXFP4 of prescale 1, whose scale is the power of two compared with")
-    plan = planned(_MaskedRun, "masked", (x,), (q, rotation, draws(seed)), (native_draws,))
-    return tuple(plan((x,), None, seed, site, site if signs_site is None else signs_site))
+    return planned(_MaskedRun, "masked", (x,), (q, rotation, draws(seed)), (native_draws,))
 
 
 def unrotate(
@@ -179,13 +184,23 @@ def unrotate(
     dtype: BF16 or FP32. mask: uint8 (R, at least Cp/8), an even number of bytes a row; None for none. Raises TypeError for
     another dtype, ValueError for a mask of odd rows.
     """
+    tensors = readable_tensors(y, mask)
+    return unrotate_plan(tensors, rotation, seed, columns, dtype)(tensors, None, seed, site, site)[0]
+
+
+def readable_tensors(y: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
+    """As the kernel reads them: the mask is contiguous and begins at one of its int16 words."""
+    if mask is None:
+        return (y,)
+    mask = mask.contiguous()
+    return y, mask.clone() if mask.data_ptr() % 2 else mask
+
+
+def unrotate_plan(tensors: Sequence[Tensor], rotation: Rotation, seed: Tensor | None, columns: int, dtype: torch.dtype) -> Any:
+    """The plan of `unrotate` for `readable_tensors`; called with (those, None, seed, site, site)."""
+    y, *mask = tensors
     if dtype not in (torch.bfloat16, torch.float32) or y.dtype not in INPUT:
         raise TypeError(f"unrotate: {y.dtype} to {dtype}; write torch.bfloat16 or torch.float32")
-    if mask is not None and mask.shape[1] % 2:
-        raise ValueError(f"unrotate: a mask of {mask.shape[1]} bytes a row; pass whole blocks, as clip_mask returns them")
-    tensors: tuple[Tensor, ...] = (y,)
-    if mask is not None:
-        mask = mask.contiguous()
-        tensors = (y, mask.clone() if mask.data_ptr() % 2 else mask)
-    plan = planned(_UnrotateRun, "unrotated", tensors, (rotation, draws(seed)), (columns, dtype))
-    return plan(tensors, None, seed, site, site)[0]
+    if mask and mask[0].shape[1] % 2:
+        raise ValueError(f"unrotate: a mask of {mask[0].shape[1]} bytes a row; pass whole blocks, as clip_mask returns them")
+    return planned(_UnrotateRun, "unrotated", tensors, (rotation, draws(seed)), (columns, dtype))

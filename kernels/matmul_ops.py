@@ -6,6 +6,7 @@ On a device without such tensor cores it is the oracle's GEMM on the decoded ope
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -102,7 +103,9 @@ def _scaled_mm_fake(
     return a.new_empty((a.shape[0], b.shape[0]), dtype=epilogue[-1])
 
 
-for _name, _impl in (("scaled_mm", _scaled_mm), ("library_scaled_mm", _library_scaled_mm)):
+FUNCTIONS: dict[str, Callable[..., Any]] = {"scaled_mm": _scaled_mm, "library_scaled_mm": _library_scaled_mm}
+
+for _name, _impl in FUNCTIONS.items():
     LIBRARY.define(f"{_name}({OPERANDS}, Tensor? a_alpha, Tensor? b_alpha, Tensor? bias, ScalarType dtype) -> Tensor")
     LIBRARY.impl(_name, _impl, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fp4::{_name}", _scaled_mm_fake, lib=LIBRARY)

@@ -6,6 +6,8 @@ so no call asks where its operand lies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,6 +61,7 @@ def _fake_quantize(
     signs_site: int,
     native_draws: bool,
     dtype: torch.dtype,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     q, r = _specs(quantizer, rotation)
     y = _rotated(x, r, seed, signs_site)
@@ -66,7 +69,8 @@ def _fake_quantize(
     if q.outer:  # their scales are in the values alone
         decoded = reference.dequantize_values(values, scales, tensor_scale, q, y.shape[1], dtype)
         return decoded, tensor_scale.new_empty((0,))
-    return reference.decode_values(values, scales, q, y.shape[1], dtype).contiguous(), tensor_scale
+    decoded = reference.decode_values(values, scales, q, y.shape[1], dtype).contiguous()
+    return decoded, tensor_scale if factor is None else tensor_scale * factor
 
 
 def _rotated_amax(x: Tensor, rotation: str, seed: Tensor | None, signs_site: int) -> Tensor:
@@ -110,6 +114,7 @@ def _fake_quantize_fake(
     signs_site: int,
     native_draws: bool,
     dtype: torch.dtype,
+    factor: Any = None,
 ) -> Any:
     q, r = _specs(quantizer, rotation)
     values = x.new_empty((x.shape[0], _width(x, r)), dtype=dtype)
@@ -233,75 +238,120 @@ def _fake_requantize_fake(*arguments: Any) -> Any:
 # -- on a GPU: of the same arguments, in the order of the schemas
 
 
-def _given(
-    amax: Tensor | None,
+@dataclass(frozen=True)
+class KernelOp:
+    """An op as launches of generated kernels.
+
+    plan: makes the plan for a call's arguments (kernels/launch.py), which serves all calls whose tensors are of the same kind.
+    given: what the plan is called with. single: it returns one tensor.
+    """
+
+    plan: Callable[..., Any]
+    given: Callable[..., tuple[Any, ...]]
+    single: bool = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        made = self.plan(*arguments)(*self.given(*arguments))
+        return made[0] if self.single else tuple(made)
+
+
+def _matrix(x: Tensor, amax: Tensor | None, quantizer: str, rotation: str, *draws: Any) -> tuple[Any, ...]:
+    """draws: the seed, the sites of the rounding and of the signs, and others."""
+    return (x,), amax, *draws[:3]
+
+
+def _codes(codes: Tensor, scales: Tensor, factor: Tensor | None, *others: Any) -> tuple[Any, ...]:
+    """others: the rest of PACKED, then those of `_matrix` but its first."""
+    _, amax, *draws = _matrix(codes, *others[4:])
+    return requantize.readable_tensors(codes, scales, factor), amax, *draws
+
+
+def _rotate_quantize_plan(
+    x: Tensor,
+    amax: Any,
     quantizer: str,
     rotation: str,
-    seed: Tensor | None,
+    seed: Any,
     site: int,
     signs_site: int,
-    native_draws: bool,
-) -> tuple[Quantizer, dict[str, Any]]:
-    """DRAWS: the quantizer, and the others as the launchers' keywords."""
+    native: bool,
+    swizzled: bool = False,
+) -> Any:
+    return kernels.quantize_plan(x, *_specs(quantizer, rotation), seed, swizzled, native)
+
+
+def _fake_quantize_plan(
+    x: Tensor,
+    amax: Any,
+    quantizer: str,
+    rotation: str,
+    seed: Any,
+    site: int,
+    signs_site: int,
+    native: bool,
+    dtype: torch.dtype,
+    factor: Any = None,
+) -> Any:
     q, r = _specs(quantizer, rotation)
-    draws = {"seed": seed, "site": site, "signs_site": signs_site, "native_draws": native_draws}
-    return q, {"amax": amax, "rotation": r, **draws}
+    return kernels.fake_quantize_plan(x, q, r, seed, dtype, bool(q.outer), native, factor)
 
 
-def _packed(codes: Tensor, scales: Tensor, factor: Tensor | None, source: str, *read: Any) -> requantize.Packed:
-    """PACKED: read is its columns, dtype and whether it is the transpose."""
+def _fake_quantize_given(*arguments: Any) -> tuple[Any, ...]:
+    _, *others = _matrix(*arguments)
+    x, factor = arguments[0], arguments[9] if len(arguments) > 9 else None
+    return (x,) if factor is None else (x, factor), *others
+
+
+def _rotated_amax_plan(x: Tensor, rotation: str, seed: Tensor | None, signs_site: int) -> Any:
+    return kernels.amax_plan(x, ops.rotation(rotation), seed)
+
+
+def _packed(*arguments: Any) -> requantize.Packed:
+    """Of PACKED's arguments."""
+    codes, scales, factor, source, *read = arguments
     return requantize.Packed(codes, scales, factor, ops.quantizer(source), *read)
 
 
-def _rotate_quantize_cuda(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    q, keywords = _given(*arguments[:7])
-    return kernels.quantize(x, q, swizzled=arguments[7:] == (True,), **keywords)
+def _decode_plan(codes: Tensor, scales: Tensor, factor: Any, source: str, columns: int, dtype: torch.dtype) -> Any:
+    return requantize.plan("read_values", _packed(codes, scales, factor, source, columns, dtype, False), (dtype,))
 
 
-def _fake_quantize_cuda(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    q, keywords = _given(*arguments[:7])
-    return kernels.fake_quantize(x, q, dtype=arguments[7], scaled=bool(q.outer), **keywords)
+def _requantize_plan(*arguments: Any) -> Any:
+    _, quantizer, rotation, seed, _, _, native = arguments[7:]
+    return requantize.plan("packed", _packed(*arguments[:7]), (False, native), *_specs(quantizer, rotation), seed)
 
 
-def _rotated_amax_cuda(x: Tensor, rotation: str, seed: Tensor | None, signs_site: int) -> Tensor:
-    return kernels.amax(x, rotation=ops.rotation(rotation), seed=seed, signs_site=signs_site)
+def _fake_requantize_plan(*arguments: Any) -> Any:
+    _, quantizer, rotation, seed, _, _, native, dtype = arguments[7:]
+    q, r = _specs(quantizer, rotation)
+    return requantize.plan("decoded", _packed(*arguments[:7]), (dtype, bool(q.outer), native), q, r, seed)
 
 
-def _decode_cuda(codes: Tensor, scales: Tensor, factor: Tensor | None, source: str, columns: int, dtype: torch.dtype) -> Tensor:
-    return requantize.decode(_packed(codes, scales, factor, source, columns, dtype, False), dtype)
+def _quantize_masked_plan(
+    x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int, native: bool
+) -> Any:
+    return masks.quantize_plan(x, *_specs(quantizer, rotation), seed, native)
 
 
-def _requantize_cuda(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    q, keywords = _given(*arguments[7:])
-    return requantize.requantize(_packed(*arguments[:7]), q, **keywords)
+def _unrotate_masked_plan(
+    y: Tensor, mask: Tensor | None, rotation: str, seed: Any, site: int, columns: int, dtype: torch.dtype
+) -> Any:
+    return masks.unrotate_plan(masks.readable_tensors(y, mask), ops.rotation(rotation), seed, columns, dtype)
 
 
-def _fake_requantize_cuda(*arguments: Any) -> tuple[Tensor, Tensor]:
-    q, keywords = _given(*arguments[7:14])
-    return requantize.fake_requantize(_packed(*arguments[:7]), q, dtype=arguments[14], scaled=bool(q.outer), **keywords)
+def _unrotate_given(y: Tensor, mask: Tensor | None, rotation: str, seed: Any, site: int, *others: Any) -> tuple[Any, ...]:
+    return masks.readable_tensors(y, mask), None, seed, site, site
 
 
-def _quantize_masked_cuda(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, keywords = _given(*arguments)
-    del keywords["amax"]  # MXFP4 has none
-    return masks.quantize(x, q, **keywords)
-
-
-def _unrotate_masked_cuda(
-    y: Tensor, mask: Tensor | None, rotation: str, seed: Tensor | None, site: int, columns: int, dtype: torch.dtype
-) -> Tensor:
-    return masks.unrotate(y, ops.rotation(rotation), columns=columns, dtype=dtype, mask=mask, seed=seed, site=site)
-
-
-KERNELS: dict[str, Any] = {
-    "rotate_quantize": _rotate_quantize_cuda,
-    "fake_quantize": _fake_quantize_cuda,
-    "rotated_amax": _rotated_amax_cuda,
-    "decode": _decode_cuda,
-    "requantize": _requantize_cuda,
-    "fake_requantize": _fake_requantize_cuda,
-    "quantize_masked": _quantize_masked_cuda,
-    "unrotate_masked": _unrotate_masked_cuda,
+KERNELS: dict[str, KernelOp] = {
+    "rotate_quantize": KernelOp(_rotate_quantize_plan, _matrix),
+    "fake_quantize": KernelOp(_fake_quantize_plan, _fake_quantize_given),
+    "rotated_amax": KernelOp(_rotated_amax_plan, lambda x, rotation, seed, site: ((x,), None, seed, site, site), True),
+    "decode": KernelOp(_decode_plan, lambda *given: (requantize.readable_tensors(*given[:3]),), True),
+    "requantize": KernelOp(_requantize_plan, _codes),
+    "fake_requantize": KernelOp(_fake_requantize_plan, _codes),
+    "quantize_masked": KernelOp(_quantize_masked_plan, _matrix),
+    "unrotate_masked": KernelOp(_unrotate_masked_plan, _unrotate_given, True),
 }
 
 
@@ -313,7 +363,12 @@ for _name, _schema, _impl, _fake in (
         _rotate_quantize_fake,
     ),
     ("rotated_amax", "(Tensor x, str rotation, Tensor? seed, int signs_site) -> Tensor", _rotated_amax, _rotated_amax_fake),
-    ("fake_quantize", f"({ARGUMENTS}, ScalarType dtype) -> (Tensor, Tensor)", _fake_quantize, _fake_quantize_fake),
+    (
+        "fake_quantize",
+        f"({ARGUMENTS}, ScalarType dtype, Tensor? factor=None) -> (Tensor, Tensor)",
+        _fake_quantize,
+        _fake_quantize_fake,
+    ),
     (
         "decode",
         "(Tensor codes, Tensor scales, Tensor? factor, str source, SymInt columns, ScalarType dtype) -> Tensor",

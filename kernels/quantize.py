@@ -53,7 +53,7 @@ def quantize(
 
     Raises SpecError for a missing seed, TypeError for another dtype, TargetError for a device that cannot.
     """
-    plan = planned(Run, "packed", (x,), (q, rotation, draws(seed)), (swizzled, native_draws))
+    plan = quantize_plan(x, q, rotation, seed, swizzled, native_draws)
     return tuple(plan((x,), amax, seed, site, site if signs_site is None else signs_site))
 
 
@@ -69,15 +69,17 @@ def fake_quantize(
     site: int = 0,
     signs_site: int | None = None,
     native_draws: bool = False,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Decoded values (R, C or its padding by the rotation) and tensor scale; nothing is packed on the way.
 
     As ``reference.decode`` (``reference.dequantize`` if `scaled`) of what `quantize` returns. Outer scales, if `scaled`, are in
     the values alone, and the second result is FP32 of shape (0,). dtype: BF16 or FP32; or, for
-    MXFP4 without `scaled`, E4M3 or E5M2, saturating where the value is out of range. The rest as `quantize`.
+    MXFP4 without `scaled`, E4M3 or E5M2, saturating where the value is out of range. factor: FP32 of one element, which the
+    returned tensor scale is multiplied with. The rest as `quantize`.
     """
-    plan = planned(Run, "decoded", (x,), (q, rotation, draws(seed)), (dtype, scaled, native_draws))
-    return tuple(plan((x,), amax, seed, site, site if signs_site is None else signs_site))
+    plan = fake_quantize_plan(x, q, rotation, seed, dtype, scaled, native_draws, factor)
+    return tuple(plan((x,) if factor is None else (x, factor), amax, seed, site, site if signs_site is None else signs_site))
 
 
 def amax(x: Tensor, *, rotation: Rotation | None = None, seed: Tensor | None = None, signs_site: int = 0) -> Tensor:
@@ -85,14 +87,40 @@ def amax(x: Tensor, *, rotation: Rotation | None = None, seed: Tensor | None = N
 
     A maximum has no order, so the result is the same at every run.
     """
-    plan = planned(Run, "amax", (x,), (None, rotation, draws(seed)))
-    return plan((x,), None, seed, signs_site, signs_site)[0]
+    return amax_plan(x, rotation, seed)((x,), None, seed, signs_site, signs_site)[0]
 
 
 def rotate(x: Tensor, rotation: Rotation, *, seed: Tensor | None = None, site: int = 0) -> Tensor:
     """x diag(signs) H_n / sqrt(n), as ``reference.rotate``: (R, C) to (R, C padded to n), BF16 or FP32 as the rotation says."""
     plan = planned(Run, "rotated", (x,), (None, rotation, draws(seed)))
     return plan((x,), None, seed, site, site)[0]
+
+
+def quantize_plan(
+    x: Tensor, q: Quantizer, rotation: Rotation | None, seed: Tensor | None, swizzled: bool, native_draws: bool
+) -> Any:
+    """The plan of `quantize`; called with ((x,), amax, seed, site, signs_site)."""
+    return planned(Run, "packed", (x,), (q, rotation, draws(seed)), (swizzled, native_draws))
+
+
+def fake_quantize_plan(
+    x: Tensor,
+    q: Quantizer,
+    rotation: Rotation | None,
+    seed: Tensor | None,
+    dtype: torch.dtype,
+    scaled: bool,
+    native_draws: bool,
+    factor: Tensor | None = None,
+) -> Any:
+    """The plan of `fake_quantize`; called as that of `quantize`, with ((x, factor), ...) where there is one."""
+    return planned(
+        Run, "decoded", (x,) if factor is None else (x, factor), (q, rotation, draws(seed)), (dtype, scaled, native_draws)
+    )
+
+
+def amax_plan(x: Tensor, rotation: Rotation | None, seed: Tensor | None) -> Any:
+    return planned(Run, "amax", (x,), (None, rotation, draws(seed)))
 
 
 def draws(seed: Tensor | None) -> int | None:
@@ -103,14 +131,18 @@ def draws(seed: Tensor | None) -> int | None:
 class Run:
     """One kind of operand (rows, columns) and what is done to it; each method makes the plan of a kernel.
 
+    tensors: the operand's and, for `decoded`, the tensor scale's factor.
+
     `requantize.PackedRun` is one whose operand is read from codes.
     """
 
-    inputs: tuple[str, ...] = ("x_ptr",)
+    inputs: tuple[str, ...] = ("x_ptr", "factor_ptr")
     seen: dict[str, torch.dtype] = {}  # noqa: RUF012
+    factored = False
 
     def __init__(self, tensors: Sequence[Tensor], q: Quantizer | None, rotation: Rotation | None, seeds: int | None) -> None:
-        (x,) = tensors
+        x, *factor = tensors
+        self.inputs, self.factored = type(self).inputs[: len(tensors)], bool(factor)
         if x.dim() != 2:
             raise ValueError(f"x has {x.dim()} dimensions; flatten it to (rows, contracted dimension)")
         if x.dtype not in INPUT:
@@ -145,12 +177,13 @@ class Run:
         assert self.q is not None
         if dtype not in OUTPUT:
             raise TypeError(f"fake_quantize: dtype={dtype}; write one of {', '.join(str(d) for d in OUTPUT)}")
-        if isinstance(self.q, NVFP4) and self.q.posthoc:
+        if isinstance(self.q, NVFP4) and self.q.posthoc and not self.factored:
             return posthoc.Decoded(self, dtype, scaled)
         absent = scaled and self.q.has_outer_scale
         tensor_scale = Output("tensor_scale_ptr", (0,), torch.float32) if absent else self.tensor_scale()
         outputs = [self.values(dtype, self.width), tensor_scale]
-        return self.plan("decoded", outputs, dtype=OUTPUT[dtype], scaled=scaled, native_draws=native_draws)
+        how = {"scaled": scaled, "native_draws": native_draws, "factored": self.factored}
+        return self.plan("decoded", outputs, dtype=OUTPUT[dtype], **how)
 
     def amax(self) -> Plan:
         """The (rotated) operand's largest finite magnitude."""

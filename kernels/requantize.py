@@ -43,6 +43,11 @@ class Packed:
         if self.dtype not in DECODED:
             raise TypeError(f"dtype={self.dtype}; codes decode to torch.bfloat16 or torch.float32")
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a kernel reads."""
+        return readable_tensors(self.codes, self.scales, self.factor)
+
 
 class PackedRun(Run):
     """`Run` over the values of a packed matrix: of its codes, scales and, where it has one, factor."""
@@ -91,13 +96,17 @@ class PackedRun(Run):
         return self.plan("values", [self.values(dtype, self.numbers["columns"])], dtype=DECODED[dtype])
 
 
-def _plan(
-    method: str, packed: Packed, how: tuple[Any, ...], q: Quantizer | None, rotation: Rotation | None, seed: Tensor | None
-) -> tuple[Any, tuple[Tensor, ...]]:
-    """The plan, and the tensors that its kernel reads."""
-    tensors = readable_tensors(packed.codes, packed.scales, packed.factor)
+def plan(
+    method: str,
+    packed: Packed,
+    how: tuple[Any, ...] = (),
+    q: Quantizer | None = None,
+    rotation: Rotation | None = None,
+    seed: Tensor | None = None,
+) -> Any:
+    """The plan of a method of `PackedRun`; called with (`readable_tensors`, amax, seed, site, signs_site)."""
     about = (packed.source, packed.columns, packed.dtype, packed.transposed, q, rotation, draws(seed))
-    return planned(PackedRun, method, tensors, about, how), tensors
+    return planned(PackedRun, method, packed.tensors, about, how)
 
 
 def readable_tensors(codes: Tensor, scales: Tensor, factor: Tensor | None) -> tuple[Tensor, ...]:
@@ -110,8 +119,7 @@ def readable_tensors(codes: Tensor, scales: Tensor, factor: Tensor | None) -> tu
 
 def decode(packed: Packed, dtype: torch.dtype) -> Tensor:
     """The decoded operand, rounded once more to `dtype`, BF16 or FP32, where that is not its own."""
-    plan, tensors = _plan("read_values", packed, (dtype,), None, None, None)
-    return plan(tensors)[0]
+    return plan("read_values", packed, (dtype,))(packed.tensors)[0]
 
 
 def requantize(
@@ -127,8 +135,8 @@ def requantize(
     native_draws: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, block scales and tensor scale of the decoded operand, as ``quantize.quantize`` of it returns them."""
-    plan, tensors = _plan("packed", packed, (swizzled, native_draws), q, rotation, seed)
-    return tuple(plan(tensors, amax, seed, site, site if signs_site is None else signs_site))
+    run = plan("packed", packed, (swizzled, native_draws), q, rotation, seed)
+    return tuple(run(packed.tensors, amax, seed, site, site if signs_site is None else signs_site))
 
 
 def fake_requantize(
@@ -145,11 +153,11 @@ def fake_requantize(
     native_draws: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Decoded values and tensor scale, as ``quantize.fake_quantize`` of the decoded operand returns them."""
-    plan, tensors = _plan("decoded", packed, (dtype, scaled, native_draws), q, rotation, seed)
-    return tuple(plan(tensors, amax, seed, site, site if signs_site is None else signs_site))
+    run = plan("decoded", packed, (dtype, scaled, native_draws), q, rotation, seed)
+    return tuple(run(packed.tensors, amax, seed, site, site if signs_site is None else signs_site))
 
 
 def amax(packed: Packed, *, rotation: Rotation | None = None, seed: Tensor | None = None, signs_site: int = 0) -> Tensor:
     """Largest finite magnitude of the decoded (and rotated) operand: FP32, 0-d."""
-    plan, tensors = _plan("amax", packed, (), None, rotation, seed)
-    return plan(tensors, None, seed, signs_site, signs_site)[0]
+    run = plan("amax", packed, (), None, rotation, seed)
+    return run(packed.tensors, None, seed, signs_site, signs_site)[0]

@@ -9,6 +9,7 @@ from torch.fx import Graph
 from fp4.compiler.lowering import DEFAULTS, LoweringOptions
 from fp4.passes.assign_precision import AssignPrecision
 from fp4.passes.canonicalize import Canonicalize
+from fp4.passes.fold_scales import FoldScales
 from fp4.passes.insert_quantize import InsertQuantize
 from fp4.passes.insert_rotation import InsertRotation
 from fp4.passes.lower_blackwell import LowerBlackwell
@@ -41,7 +42,7 @@ def lowering(options: LoweringOptions = DEFAULTS) -> tuple[Lowering, ...]:
     target = options.target
     quantize = [LowerEmulated(device, options.native_draws) for device in ("cuda", *(["cpu"] if target is not None else []))]
     products: list[Lowering] = [LowerBlackwell(target, options.library), *([] if options.exact else [LowerFp8(target)])]
-    return (*products, *quantize, SwizzleScales(), *rest)
+    return (*products, *quantize, FoldScales(), SwizzleScales(), *rest)
 
 
 class Lowering(Protocol):

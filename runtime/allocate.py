@@ -18,5 +18,5 @@ def maker(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> C
     quick = partial(allocate, shape, torch.empty(shape, device="meta").stride(), dtype)
     if device.type != "cuda":
         return quick
-    current, index = torch.cuda.current_device, device.index  # of which it allocates
+    current, index = torch._C._cuda_getDevice, device.index  # of which it allocates
     return lambda: quick() if current() == index else plain()

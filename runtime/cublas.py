@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from contextlib import nullcontext
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
 from functools import cache
 from typing import Any
@@ -50,8 +49,18 @@ def scaled_product(a: Tensor, b: Tensor, alpha: Tensor) -> Tensor | None:
     a: BF16 (M, K), b: BF16 (N, K), on one CUDA device, each contiguous or the transpose of a contiguous matrix, none empty.
     alpha: FP32 of one element on that device.
     """
-    plan = _plan(a.device, *a.shape, b.shape[0], _transposed(a), _transposed(b), _alignment(a), _alignment(b))
-    return None if plan is None else plan(a, b, alpha)
+    return ScaledProduct(a, b)(a, b, alpha)
+
+
+class ScaledProduct:
+    """`scaled_product` of matrices of one kind: of a's and b's shapes, device and order in memory."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        self.kind = (a.device, *a.shape, b.shape[0], _transposed(a), _transposed(b))
+
+    def __call__(self, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor | None:
+        plan = _plan(*self.kind, _alignment(a.data_ptr()), _alignment(b.data_ptr()))
+        return None if plan is None else plan(a, b, alpha)
 
 
 _tried: dict[torch.device, bool] = {}
@@ -88,9 +97,9 @@ def _transposed(x: Tensor) -> bool:
     return not x.is_contiguous()
 
 
-def _alignment(x: Tensor) -> int:
-    """The largest power of two up to `ALIGNED` that divides the address."""
-    return min(ALIGNED, x.data_ptr() & -x.data_ptr())
+def _alignment(address: int) -> int:
+    """The largest power of two up to `ALIGNED` that divides it."""
+    return min(ALIGNED, address & -address)
 
 
 @cache
@@ -131,7 +140,8 @@ class Plan:
 
     def __init__(self, device: torch.device, m: int, k: int, n: int, a_transposed: bool, b_transposed: bool) -> None:
         self.device, self.index, self.lib = device, device.index, library()
-        self.handle, self.zero = _handle(self.index)
+        self.handle, zero = _handle(self.index)
+        self.zero = zero.data_ptr()
         self.operation = c_void_p()
         _check(self.lib.cublasLtMatmulDescCreate(byref(self.operation), COMPUTE_FP32, FP32), "cublasLtMatmulDescCreate")
         # By columns a contiguous b (N, K) is (K, N), to be transposed; the transpose of a contiguous matrix is (N, K) as it is.
@@ -174,27 +184,29 @@ class Plan:
         return bool(status == 0 and count.value and self.found.state == 0)
 
     def __call__(self, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+        if self.index != torch._C._cuda_getDevice():
+            with torch.cuda.device(self.index):
+                return self(a, b, alpha)
         y = self.make()
         workspace = self.make_workspace() if self.size else None
         address = y.data_ptr()  # as C, which a factor of 0 keeps from being read
-        with nullcontext() if self.index == torch.cuda.current_device() else torch.cuda.device(self.index):
-            status = self.lib.cublasLtMatmul(
-                self.handle,
-                self.operation,
-                alpha.data_ptr(),
-                b.data_ptr(),
-                self.first,
-                a.data_ptr(),
-                self.second,
-                self.zero.data_ptr(),
-                address,
-                self.result,
-                address,
-                self.result,
-                self.algorithm,
-                None if workspace is None else workspace.data_ptr(),
-                self.size,
-                torch._C._cuda_getCurrentRawStream(self.index),
-            )
+        status = self.lib.cublasLtMatmul(
+            self.handle,
+            self.operation,
+            alpha.data_ptr(),
+            b.data_ptr(),
+            self.first,
+            a.data_ptr(),
+            self.second,
+            self.zero,
+            address,
+            self.result,
+            address,
+            self.result,
+            self.algorithm,
+            None if workspace is None else workspace.data_ptr(),
+            self.size,
+            torch._C._cuda_getCurrentRawStream(self.index),
+        )
         _check(status, "cublasLtMatmul")
         return y

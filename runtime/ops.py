@@ -233,7 +233,7 @@ _OPS: tuple[tuple[str, str, Any, Any], ...] = (
 )
 
 
-def _seed(device: torch.device, groups: Sequence[str] | None = None) -> Tensor:
+def draw_seed(device: torch.device, groups: Sequence[str] | None = None) -> Tensor:
     seed = torch.randint(0, 2**31 - 1, (1,), dtype=torch.int64, device=device)
     dist: Any = torch.distributed
     if dist.is_available() and dist.is_initialized():
@@ -252,7 +252,7 @@ def _seed_fake(device: torch.device, groups: Sequence[str] | None = None) -> Ten
 # have rotated an operand with other signs than backward.
 # In a distributed run ranks draw differently, except those of `groups`, who all take the draw of their groups' first rank.
 LIBRARY.define("seed(Device device, str[]? groups=None) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-LIBRARY.impl("seed", _seed, "CompositeExplicitAutograd")
+LIBRARY.impl("seed", draw_seed, "CompositeExplicitAutograd")
 torch.library.register_fake("fp4::seed", _seed_fake, lib=LIBRARY)
 torch.fx.node.has_side_effect(torch.ops.fp4.seed.default)
 

@@ -260,10 +260,10 @@ def mm(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: t
     """
     if is_product(a, b, alpha, bias, dtype):
         return product(a, b, alpha)
-    return _scaled_sums(_laid_out(a), _laid_out(b), alpha, bias, dtype)
+    return scaled_sums(laid_out(a), laid_out(b), alpha, bias, dtype)
 
 
-def _scaled_sums(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def scaled_sums(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """`mm` by way of an FP32 result."""
     if a.device.type == "cuda" and a.dtype == b.dtype == torch.bfloat16:
         y = torch.mm(a, b.t(), out_dtype=torch.float32)
@@ -276,7 +276,7 @@ def _scaled_sums(a: Tensor, b: Tensor, alpha: Tensor | None, bias: Tensor | None
     return y.to(dtype)
 
 
-def _laid_out(x: Tensor) -> Tensor:
+def laid_out(x: Tensor) -> Tensor:
     """A library GEMM's order of additions follows the memory layout, so the layout is one of two: BF16 on a GPU may be the
     transpose of a contiguous matrix, W for dgrad, which a copy would cost a read and a write of W; else it is contiguous."""
     if x.device.type == "cuda" and x.dtype == torch.bfloat16 and x.t().is_contiguous():
@@ -293,14 +293,19 @@ def is_product(a: Tensor, b: Tensor, alpha: Any, bias: Any, dtype: torch.dtype) 
 
 def product(a: Tensor, b: Tensor, alpha: Tensor | None = None) -> Tensor:
     """`mm` of BF16 (M, K) and (N, K) without bias, to BF16: sums in FP32, also those of parts of K."""
-    a, b = _laid_out(a), _laid_out(b)
+    a, b = laid_out(a), laid_out(b)
     if alpha is not None:
         scaled = None
         if a.numel() and b.numel() and is_product(a, b, alpha, None, torch.bfloat16):
             scaled = cublas.scaled_product(a, b, alpha)
-        return _scaled_sums(a, b, alpha, None, torch.bfloat16) if scaled is None else scaled
+        return scaled_sums(a, b, alpha, None, torch.bfloat16) if scaled is None else scaled
     if not is_product(a, b, None, None, torch.bfloat16):
         return torch.mm(a.float(), b.float().t()).to(torch.bfloat16)
+    return plain_product(a, b)
+
+
+def plain_product(a: Tensor, b: Tensor) -> Tensor:
+    """`product` without a factor, by cuBLAS, which may not add parts of K in BF16. a, b: `laid_out`, on a CUDA device."""
     matmul = torch.backends.cuda.matmul
     allowed = matmul.allow_bf16_reduced_precision_reduction
     matmul.allow_bf16_reduced_precision_reduction = False

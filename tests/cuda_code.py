@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import tree_map
 
+from fp4.compiler import direct_calls
 from fp4.compiler.backend import _exact_settings
 from fp4.compiler.joint_pass import LowerPass
 from fp4.compiler.lowering import LoweringOptions
@@ -28,7 +29,7 @@ H200 = types.SimpleNamespace(
     max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, total_memory=1 << 37, gcnArchName="",
     shared_memory_per_block_optin=232448,
 )  # fmt: skip
-CALL = re.compile(r"(triton_\w+)\.run\(|extern_kernels\.(\w+)\(|torch\.ops\.(\w+\.\w+)\.\w+\(")
+CALL = re.compile(r"(triton_\w+)\.run\(|extern_kernels\.(\w+)\(|torch\.ops\.(\w+\.\w+)\.\w+\(|fp4_(\w+)_buf\d+\(")
 
 
 class _Driver:
@@ -106,6 +107,7 @@ def wrapper_code(graph: Graph, **options: Any) -> str:
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
 
+    direct_calls.register()
     lower = LowerPass(LoweringOptions(**options))
     with as_if_on_h200(), config.patch({"post_grad_custom_pre_pass": lower, **_exact_settings()}):
         moved = on_cuda(graph)
@@ -126,4 +128,4 @@ def launches(graph: Graph, **options: Any) -> list[str]:
     """What the wrapper calls, in order: Inductor's Triton kernels, library kernels, and ops, ours among them."""
     code = wrapper_code(graph, **options)
     body = code[code.index("def call(") :]
-    return [next(filter(None, found)) for found in CALL.findall(body)]
+    return [f"fp4.{ours}" if ours else next(filter(None, others)) for *others, ours in CALL.findall(body)]

@@ -193,7 +193,7 @@ def test_the_device_is_made_current_and_its_stream_taken(monkeypatch: pytest.Mon
         yield
         current.pop()
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[-1], raising=False)
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(Driver, "get_current_stream", lambda self, index: (current[-1], index))
     kernel, x = Kernel(), torch.zeros(64)
@@ -225,7 +225,7 @@ def test_programs_share_the_tiles_evenly(tiles: int, resident: int, programs: in
 
 def test_the_grid_follows_what_the_compiled_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build._Compiled, "resident", lambda self: 5)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     kernel, x = Kernel(), torch.zeros(64)
     one = Bound(kernel, Tiles(64, 4), torch.device("cuda", 0), ["x_ptr", "y_ptr"], ["site"], {"rows": 16, "N": 8}, {})
     assert one.grid == (16, 1, 1)
@@ -414,7 +414,7 @@ def test_an_output_lies_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> No
     asked: list[Any] = []
     current = [1]
     monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cuda", lambda *given: asked.append(given), raising=False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
     real = torch.empty
 
     def empty(*given: Any, **named: Any) -> Any:

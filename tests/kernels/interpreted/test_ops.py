@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fp4.kernels import ops
+from fp4.kernels.direct import direct
 from tests.runtime.cases import gaussian
 
 SEED = torch.tensor([5])
@@ -29,6 +30,7 @@ def arguments() -> dict[str, tuple[Any, ...]]:
     return {
         "rotate_quantize": (x, None, DRAWN, ROTATED, SEED, *SITES, True),
         "fake_quantize": (x, torch.tensor(4.0), DRAWN, SIGNS, SEED, *SITES, BF16),
+        "fake_quantize, factor": (x, None, DRAWN, "", SEED, *SITES, BF16, torch.tensor(0.3)),
         "rotated_amax": (x.t(), SIGNS, SEED, 7),
         "decode": packed(False),
         "requantize": (*transposed, None, DRAWN, SIGNS, SEED, *SITES),
@@ -38,10 +40,30 @@ def arguments() -> dict[str, tuple[Any, ...]]:
     }
 
 
-@pytest.mark.parametrize("name", ops.KERNELS)
-def test_a_gpu_s_function_is_the_op(name: str) -> None:
-    given = arguments()[name]
-    found, wanted = ops.KERNELS[name](*given), getattr(torch.ops.fp4, name)(*given)
+CASES = [*ops.KERNELS, "fake_quantize, factor"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_s_function_is_the_op(case: str) -> None:
+    name, given = case.partition(",")[0], arguments()[case]
+    same(ops.KERNELS[name](*given), getattr(torch.ops.fp4, name)(*given))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_direct_call_is_the_op_at_every_call(case: str) -> None:
+    """Its plan is the first call's; tensors of other values, elsewhere in memory, and other draws follow."""
+    name, given = case.partition(",")[0], arguments()[case]
+    called, seed = direct(name), next((i for i, g in enumerate(given) if g is SEED), None)
+    for _ in range(3):
+        same(called(*given), getattr(torch.ops.fp4, name)(*given))
+        given = tuple(
+            g.flip(0).contiguous() if isinstance(g, torch.Tensor) and g.dim() == 2 and g.is_contiguous() else g for g in given
+        )
+        if seed is not None:
+            given = (*given[:seed], given[seed] + 1, *given[seed + 1 :])
+
+
+def same(found: Any, wanted: Any) -> None:
     found, wanted = ([r] if isinstance(r, torch.Tensor) else list(r) for r in (found, wanted))
     assert [(f.shape, f.dtype) for f in found] == [(w.shape, w.dtype) for w in wanted]
     for f, w in zip(found, wanted, strict=True):
