@@ -140,8 +140,8 @@ class Plan:
 
     def __init__(self, device: torch.device, m: int, k: int, n: int, a_transposed: bool, b_transposed: bool) -> None:
         self.device, self.index, self.lib = device, device.index, library()
-        self.handle, zero = _handle(self.index)
-        self.zero = zero.data_ptr()
+        self.handle, self.zero = _handle(self.index)
+        self.beta = self.zero.data_ptr()
         self.operation = c_void_p()
         _check(self.lib.cublasLtMatmulDescCreate(byref(self.operation), COMPUTE_FP32, FP32), "cublasLtMatmulDescCreate")
         # By columns a contiguous b (N, K) is (K, N), to be transposed; the transpose of a contiguous matrix is (N, K) as it is.
@@ -198,7 +198,7 @@ class Plan:
             self.first,
             a.data_ptr(),
             self.second,
-            self.zero,
+            self.beta,
             address,
             self.result,
             address,
