@@ -13,6 +13,7 @@ nothing: a run after it is short.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import platform
@@ -167,6 +168,7 @@ def linear(k: int, n: int, compile_only: bool = False) -> dict[str, Any]:
 
 def model(recipe: str, exact: bool = True, compile_only: bool = False) -> dict[str, Any]:
     torch._dynamo.reset()
+    gc.collect()  # else the last recipe's parameters may still lie there
     torch.cuda.empty_cache()
     torch.manual_seed(0)
     net = Decoder(layers=16, width=2048, vocabulary=32000).cuda().bfloat16()
