@@ -30,7 +30,7 @@ from fp4.runtime.spec import NVFP4, Quantizer, Rotation, SpecError
 
 UNIT = 16
 PARTS = ("rows", "columns")
-ELEMENTS = 4096  # of a tile
+ELEMENTS = 4096  # of a tile; twice as many where a thread has the registers for it
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,11 @@ def {kernel_name}({", ".join([*own, *CONSTANTS])}):
 def tile_of(spec: BothSpec) -> Tile:
     """As square as rotations and blocks allow; 64 elements a thread, or 32 or 16 where more would not stay in its registers."""
     rows, units = _least(spec)
-    while rows * units * UNIT < ELEMENTS:
+    crowded = _crowded(spec.rows) + _crowded(spec.columns)
+    elements = ELEMENTS if crowded else 2 * ELEMENTS
+    while rows * units * UNIT < elements:
         rows, units = (2 * rows, units) if rows < UNIT * units else (rows, 2 * units)
-    return Tile(rows, units, 2 << (_crowded(spec.rows) + _crowded(spec.columns)), 1)
+    return Tile(rows, units, elements // (64 * 32) << crowded, 1)
 
 
 def _least(spec: BothSpec) -> tuple[int, int]:

@@ -129,7 +129,11 @@ class Kernel(Amax):
         if spec.scale_layout == "swizzled" and block_rows > 1:  # tensor cores read a scale for every row
             n, b = self.row_axis()
             scale, block_rows = f"{self.call('repeat')}({scale}, {n}, {b})", 1
-        self.coordinates("block_row", "block_column", block_rows, spec.block_units)
+        # Of a transpose, neighbours in a row are stored together, where a thread has the registers for it.
+        across = not self.by_rows and spec.scale_layout == "plain" and not spec.crowded
+        if across:
+            scale = self.transposed(scale, *self.tile_of(block_rows, spec.block_units))
+        self.coordinates("block_row", "block_column", block_rows, spec.block_units, flat=not across)
         self.add(f"block_columns = units // {spec.block_units}" if spec.block_units > 1 else "block_columns = units")
         if spec.scale_layout == "swizzled":
             self.add(
@@ -156,35 +160,27 @@ class Kernel(Amax):
 
     def store_codes(self, width: int) -> None:
         u = self.spec.unit
-        inside = self.where("(row < rows) & (unit < units)")
+        self.pointer("codes_ptr")
         if width == 16:
+            inside = self.where("(row < rows) & (unit < units)")
             self.add(
                 f"target = codes_ptr + ((row * units + unit) * {u})[None, :] + k",
                 f"tl.store(target, code.to(tl.uint8), mask=({inside})[None, :])",
             )
-        elif self.native and u == 16:
-            self.add(
-                "word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)",
-                f"tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask={inside})",
-            )
-        elif self.native:
-            self.add(f"tl.store(codes_ptr + row * units + unit, low, mask={inside})")
-        else:
-            self.add("# eight codes a word, the even column in the low nibble")
-            if self.packs_values:
+            return
+        if self.native or self.packs_values:
+            if not self.native:
                 self.packed_values()
-                word = "(low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)"
-                self.add("word = low" if u == 8 else f"word = ({word}).to(tl.int64, bitcast=True)")
-            else:
-                self.integer_codes()
-            word = "word"
-            if not self.by_rows:
-                word = self.transposed(word, "TR", "TB")
-                self.coordinates("word_row", "word_unit", 1, 1, flat=False)
-                inside = self.where("(word_row < rows) & (word_unit < units)")
-            at = "row * units + unit" if self.by_rows else "word_row * units + word_unit"
-            self.add(f"tl.store(codes_ptr + {at}, {word}, mask={inside})")
-        self.pointer("codes_ptr")
+            word = "(low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)"
+            self.add("word = low" if u == 8 else f"word = ({word}).to(tl.int64, bitcast=True)")
+        else:
+            self.integer_codes()
+        row, unit, word = self.stored("word")
+        inside = self.where(f"({row} < rows) & ({unit} < units)")
+        self.add(
+            "# eight codes a word, the even column in the low nibble",
+            f"tl.store(codes_ptr + {row} * units + {unit}, {word}, mask={inside})",
+        )
 
     def integer_codes(self) -> None:
         """`word` of each unit, of `code`."""

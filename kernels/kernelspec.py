@@ -124,9 +124,13 @@ class KernelSpec:
         """Rows of a unit that one thread holds where rows lie together in memory."""
         if self.draws_elements and not self.aligned:
             return 1  # a Philox call for each element
+        return 2 if self.crowded else 4
+
+    @property
+    def crowded(self) -> bool:
+        """Does a thread need nearly all its registers?"""
         q = self.quantizer
-        crowded = isinstance(q, NVFP4) and (q.four_six or (q.rounding == "ms_eden" and self.output == "packed"))
-        return 2 if crowded else 4
+        return isinstance(q, NVFP4) and (q.four_six or (q.rounding == "ms_eden" and self.output == "packed"))
 
     @property
     def units_held(self) -> int:

@@ -51,9 +51,10 @@ class MaskedKernel(Kernel):
         self.add(
             f"kept = ({scaled} < {float(E2M1_MAX)}) & {self.over(self.spread('finite'))}",
             "mask = tl.sum(kept.to(tl.int32) << k, 0).to(tl.int16)  # bit k is the unit's column k",
-            f"inside = {self.where('(row < rows) & (unit < units)')}",
-            f"tl.store({self.pointer('mask_ptr')} + row * units + unit, mask, mask=inside)",
         )
+        row, unit, mask = self.stored("mask")
+        inside = self.where(f"({row} < rows) & ({unit} < units)")
+        self.add(f"tl.store({self.pointer('mask_ptr')} + {row} * units + {unit}, {mask}, mask={inside})")
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,16 @@ class Operand(ScaleRules):
         spec, u = self.spec, self.spec.unit
         width = "columns" if spec.rotation is None else f"tl.cdiv(columns, {spec.rotation.size}) * {spec.rotation.size}"
         units = f"tl.cdiv(width, {spec.block[1]})" + (f" * {spec.block_units}" if spec.block_units > 1 else "")
+        known = []
+        if spec.output == "packed" and not self.by_rows:  # so that neighbours in a row are stored at once
+            known = ["if WHOLE:", f"    units = tl.multiple_of(width // {u}, TB)"]
         if spec.single:
             # Of columns that are known to be equal ptxas (12.8) packs an undefined register.
             self.once("columns = columns + tl.program_id(1)  # 1, which the compiler is not to know")
         self.once(
             f"width = {width}",
             f"units = {units}",
+            *known,
             *self.tiles(),
             "g = tl.arange(0, TR * TB)",
             f"k = tl.arange(0, {u})[:, None]",

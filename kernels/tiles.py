@@ -110,8 +110,6 @@ def _measured(spec: KernelSpec, blackwell: bool) -> tuple[int, int, int, int]:
         return 8 if heavy and (packed or blackwell) else 16, 8, 1, 8 if heavy else 4
     if four_six:
         return 8, 8, 1, 8
-    if packed and spec.block[0] == 1 and isinstance(q, NVFP4):
-        return (16, 8, 1, 4) if q.rounding == "stochastic" else (16, 16, 2, 4)
     if packed and blackwell and spec.rotation is not None:
         return 16, 8, 1, 4
     return 64, 4, 2, 1 if few else 2

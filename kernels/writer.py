@@ -197,10 +197,21 @@ class Writer:
         """The expression for values numbered down the columns as a matrix, so that neighbours in a row are stored together."""
         return f"tl.trans(tl.reshape({flat}, ({columns}, {rows})))"
 
+    def stored(self, value: str) -> tuple[str, str, str]:
+        """Row, unit and value of one value a unit, as it is stored: neighbours in a row together."""
+        if self.by_rows:
+            return "row", "unit", value
+        if not any(line.startswith("stored_row =") for line in self.lines):
+            self.coordinates("stored_row", "stored_unit", 1, 1, flat=False)
+        return "stored_row", "stored_unit", self.transposed(value, "TR", "TB")
+
+    def tile_of(self, block_rows: int, units: int) -> tuple[str, str]:
+        """Rows and columns of a tile's blocks of `block_rows` rows x `units` units."""
+        return f"TR // {block_rows}" if block_rows > 1 else "TR", f"TB // {units}" if units > 1 else "TB"
+
     def coordinates(self, row: str, column: str, block_rows: int, units: int, flat: bool = True) -> None:
         """Row and column of the blocks of `block_rows` rows x `units` units: flat, or (rows, 1) and (1, columns)."""
-        tr = f"TR // {block_rows}" if block_rows > 1 else "TR"
-        tb = f"TB // {units}" if units > 1 else "TB"
+        tr, tb = self.tile_of(block_rows, units)
         if not flat:
             self.add(
                 f"{row} = (down * ({tr}) + tl.arange(0, {tr})[:, None]).to(tl.int64)",

@@ -181,8 +181,9 @@ def fp4_bf16_nvfp4_block_16x16_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, sc
         at = (block_row // 128 * tl.cdiv(block_columns, 4) + block_column // 4) * 512
         at = at + block_row % 32 * 16 + block_row % 128 // 32 * 4 + block_column % 4
         tl.store(scales_ptr + at, repeat(scale_code, 16, TB).to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
-        word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)
-        tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=((row < rows) & (unit < units)) | WHOLE)
+        word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+        # eight codes a word, the even column in the low nibble
+        tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)
         next_across = across + across_step
         wraps = next_across >= tiles
         next_down = down + down_step + wraps.to(tl.int32)

@@ -76,10 +76,9 @@ def inverse_of(d):
 def round_e2m1(a):
     """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
     a = tl.minimum(a, 6.0)
-    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
-    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
-    t = a + magic
-    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
+    binade = floats(bits(tl.maximum(a, 1.0)) & 0x7F800000)  # 1, 2 or 4; below 1 the step is that of [1, 2)
+    t = tl.fma(binade, 4194304.0, a)  # 2^22 binades and a, one unit of which is the step
+    return tl.fma(binade, -4194304.0, t), (bits(t) + (bits(binade) >> 22) + 2) & 7
 
 
 @triton.jit
@@ -143,6 +142,8 @@ def halves(x):
 def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, codes_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     width = tl.cdiv(columns, 16) * 16
     units = tl.cdiv(width, 16)
+    if WHOLE:
+        units = tl.multiple_of(width // 16, TB)
     tiles = tl.maximum(tl.cdiv(rows, TR), 1)  # of a column, numbered one after the other
     total = tl.maximum(tl.cdiv(units, TB), 1) * tiles
     g = tl.arange(0, TR * TB)
@@ -191,18 +192,19 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
         scale_code = tl.where(finite, scale_code, 127)
 
         # store
-        block_row, block_column = row, unit
+        block_row = (down * (TR) + tl.arange(0, TR)[:, None]).to(tl.int64)
+        block_column = across * (TB) + tl.arange(0, TB)[None, :]
         block_columns = units
         at = block_row * block_columns + block_column
-        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
-        # eight codes a word, the even column in the low nibble
+        tl.store(scales_ptr + at, tl.trans(tl.reshape(scale_code, (TB, TR))).to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
         signed = with_sign(value, x)
         left, right = halves(signed)
         low, high = e2m1_words(left), e2m1_words(right)
         word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
-        word_row = (down * (TR) + tl.arange(0, TR)[:, None]).to(tl.int64)
-        word_unit = across * (TB) + tl.arange(0, TB)[None, :]
-        tl.store(codes_ptr + word_row * units + word_unit, tl.trans(tl.reshape(word, (TB, TR))), mask=((word_row < rows) & (word_unit < units)) | WHOLE)
+        stored_row = (down * (TR) + tl.arange(0, TR)[:, None]).to(tl.int64)
+        stored_unit = across * (TB) + tl.arange(0, TB)[None, :]
+        # eight codes a word, the even column in the low nibble
+        tl.store(codes_ptr + stored_row * units + stored_unit, tl.trans(tl.reshape(word, (TB, TR))), mask=((stored_row < rows) & (stored_unit < units)) | WHOLE)
         next_down = down + down_step
         wraps = next_down >= tiles
         next_across = across + across_step + wraps.to(tl.int32)

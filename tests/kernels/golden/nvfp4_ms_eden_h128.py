@@ -122,10 +122,9 @@ def round_e4m3(a):
 def round_e2m1(a):
     """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
     a = tl.minimum(a, 6.0)
-    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
-    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
-    t = a + magic
-    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
+    binade = floats(bits(tl.maximum(a, 1.0)) & 0x7F800000)  # 1, 2 or 4; below 1 the step is that of [1, 2)
+    t = tl.fma(binade, 4194304.0, a)  # 2^22 binades and a, one unit of which is the step
+    return tl.fma(binade, -4194304.0, t), (bits(t) + (bits(binade) >> 22) + 2) & 7
 
 
 @triton.jit
@@ -329,11 +328,11 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
         block_columns = units
         at = block_row * block_columns + block_column
         tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
-        # eight codes a word, the even column in the low nibble
         signed = with_sign(value, x)
         left, right = halves(signed)
         low, high = e2m1_words(left), e2m1_words(right)
         word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+        # eight codes a word, the even column in the low nibble
         tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)
         raw0 = next_raw0
         raw1 = next_raw1

@@ -183,8 +183,9 @@ def fp4_bf16_nvfp4_rounding_stochastic_packed_rows(x_ptr, amax_ptr, seed_ptr, te
         block_columns = units
         at = block_row * block_columns + block_column
         tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
-        word = (low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)
-        tl.store(codes_ptr + row * units + unit, word.to(tl.int64, bitcast=True), mask=((row < rows) & (unit < units)) | WHOLE)
+        word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+        # eight codes a word, the even column in the low nibble
+        tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)
         next_across = across + across_step
         wraps = next_across >= tiles
         next_down = down + down_step + wraps.to(tl.int32)
