@@ -15,6 +15,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "larger_halves": ("larger",),
     "larger_pairs": ("larger_of",),
     "round_e2m1": ("bits", "floats"),
+    "round_e2m1_fma": ("bits", "floats"),
     "round_e2m1_stochastic": ("bits", "floats"),
     "round_e2m1_stochastic_fma": ("bits", "floats"),
     "round_exmy": ("bits", "floats"),
@@ -345,8 +346,21 @@ helper(
 def round_e2m1(a):
     """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
     a = tl.minimum(a, 6.0)
-    binade = floats(bits(tl.maximum(a, 1.0)) & 0x7F800000)  # 1, 2 or 4; below 1 the step is that of [1, 2)
-    t = tl.fma(binade, 4194304.0, a)  # 2^22 binades and a, one unit of which is the step
+    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
+    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
+    t = a + magic
+    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
+''',
+)
+helper(
+    "round_e2m1_fma",
+    '''
+@triton.jit
+def round_e2m1_fma(a):
+    """`round_e2m1` without an integer sum, which takes a register of its own."""
+    a = tl.minimum(a, 6.0)
+    binade = floats(bits(tl.maximum(a, 1.0)) & 0x7F800000)
+    t = tl.fma(binade, 4194304.0, a)
     return tl.fma(binade, -4194304.0, t), (bits(t) + (bits(binade) >> 22) + 2) & 7
 ''',
 )

@@ -36,7 +36,8 @@ class ScaleRules(NativeRounding):
             rounding = self.call("round_e2m1_stochastic" if select else "round_e2m1_stochastic_fma")
             self.add(f"value, code = {rounding}(tl.abs({scaled}), draw)")
         else:
-            self.add(f"value, code = {self.call('round_e2m1')}(tl.abs({scaled}))")
+            short = self.spec.output == "packed" and not self.by_rows
+            self.add(f"value, code = {self.call('round_e2m1_fma' if short else 'round_e2m1')}(tl.abs({scaled}))")
 
     def round_exmy(self, value: str, name: str, word: str | None = None) -> str:
         """The call that rounds magnitudes to a format."""

@@ -81,9 +81,10 @@ def e8m0_inverse(code):
 def round_e2m1(a):
     """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
     a = tl.minimum(a, 6.0)
-    binade = floats(bits(tl.maximum(a, 1.0)) & 0x7F800000)  # 1, 2 or 4; below 1 the step is that of [1, 2)
-    t = tl.fma(binade, 4194304.0, a)  # 2^22 binades and a, one unit of which is the step
-    return tl.fma(binade, -4194304.0, t), (bits(t) + (bits(binade) >> 22) + 2) & 7
+    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
+    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
+    t = a + magic
+    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
 
 
 @triton.jit

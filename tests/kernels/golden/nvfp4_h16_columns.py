@@ -73,11 +73,11 @@ def inverse_of(d):
 
 
 @triton.jit
-def round_e2m1(a):
-    """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
+def round_e2m1_fma(a):
+    """`round_e2m1` without an integer sum, which takes a register of its own."""
     a = tl.minimum(a, 6.0)
-    binade = floats(bits(tl.maximum(a, 1.0)) & 0x7F800000)  # 1, 2 or 4; below 1 the step is that of [1, 2)
-    t = tl.fma(binade, 4194304.0, a)  # 2^22 binades and a, one unit of which is the step
+    binade = floats(bits(tl.maximum(a, 1.0)) & 0x7F800000)
+    t = tl.fma(binade, 4194304.0, a)
     return tl.fma(binade, -4194304.0, t), (bits(t) + (bits(binade) >> 22) + 2) & 7
 
 
@@ -188,7 +188,7 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
         # scales (NVIDIA 2509.25149, appendix B)
         s, scale_code = round_e4m3(block_max * (encode * 0.1666666716337204))
         inverse = tl.minimum(inverse_of(s * tensor_scale), 3.4028234663852886e+38)
-        value, code = round_e2m1(tl.abs(x * inverse[None, :]))
+        value, code = round_e2m1_fma(tl.abs(x * inverse[None, :]))
         scale_code = tl.where(finite, scale_code, 127)
 
         # store
