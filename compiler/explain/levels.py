@@ -221,4 +221,5 @@ def _quantize_spec(node: Node, name: str) -> Any:
         return PackedSpec(source=of, factor=factor, input=INPUT[a["decoded"]], memory=memory, ragged=ragged, **fields)
     x = a["x"].meta["val"]
     columns = x.stride(0) == 1 and x.stride(1) != 1 and x.shape[1] > 1
+    fields["factored"] = a.get("factor") is not None
     return KernelSpec(memory="columns" if columns else "rows", input=INPUT[x.dtype], **fields)
