@@ -13,7 +13,7 @@ from fp4.kernels.inspection import TO_FP4, examine
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target, TargetError
 from fp4.kernels.tiles import Tile, tile_of
-from fp4.runtime.spec import MXFP4, NVFP4, Rotation
+from fp4.runtime.spec import MXFP4, NVFP4, Rotation, SpecError
 
 H16, H128 = Rotation(16, signs="fixed"), Rotation(128, signs="fresh", bf16=False)
 IN_REGISTERS = (
@@ -29,6 +29,7 @@ OTHERS = (
     KernelSpec(NVFP4(), memory="columns"),
     KernelSpec(NVFP4(), H16, memory="columns"),
     KernelSpec(NVFP4(block=(16, 16))),
+    KernelSpec(NVFP4(), output="decoded", factored=True),
     KernelSpec(NVFP4(rounding="ms_eden"), H128),
     KernelSpec(MXFP4(scale_rule="quest"), Rotation(32, bf16=False)),
 )
@@ -54,6 +55,25 @@ def test_a_thread_keeps_its_blocks_in_registers(spec: KernelSpec) -> None:
     compiled = compile_kernel(spec, Target("sm_90"))
     assert compiled.shared == 0
     assert compiled.count("SHFL|LDS|STS") == 0
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_100a"])
+def test_a_transpose_is_stored_as_a_row_s_neighbours(target: str) -> None:
+    """Codes sixteen bytes and scales four at once, where tiles are whole."""
+    spec = KernelSpec(NVFP4(), memory="columns")
+    compiled = compile_kernel(spec, Target(target))
+    assert compiled.count("STG.E.128") > 0
+    assert compiled.count("STG.E.U8") == 0
+    assert compile_kernel(spec, Target(target), whole=False).count("STG.E.U8") > 0
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "output"),
+    [(NVFP4(), "packed"), (NVFP4(outer=128), "decoded"), (NVFP4(rounding="ms_eden", posthoc=True), "packed")],
+)
+def test_only_decoded_values_have_one_scale_with_a_factor(quantizer: NVFP4, output: str) -> None:
+    with pytest.raises(SpecError, match="factored=True"):
+        KernelSpec(quantizer, output=output, factored=True)
 
 
 @pytest.mark.parametrize("single", [True, False])
