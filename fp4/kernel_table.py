@@ -19,6 +19,7 @@ from fp4.kernels.masks import MaskedSpec, UnrotateSpec
 from fp4.kernels.packed import PackedSpec, readable
 from fp4.kernels.target import BLACKWELL, Target
 from fp4.matmul_table import Shape, matmuls
+from fp4.passes.fold_scales import foldable
 from fp4.passes.lower_fp8 import FP8_ONLY
 from fp4.passes.lower_fp8 import formats as fp8_formats
 from fp4.passes.recipes import describe
@@ -32,9 +33,10 @@ def quantize_specs(recipes: Iterable[str], target: Target) -> list[KernelSpec]:
     """Every quantize kernel that the recipes' operands need, phases included, each once.
 
     An operand is packed where it is saved, decoded where it is not; where the target multiplies FP4, it is also packed with
-    swizzled scales; where it multiplies FP8 alone, packed MXFP4 is made FP8. The tensor amax, after the rotation, is a kernel
-    of its own. An operand that is fprop's, decoded, is read from fprop's codes; a clip mask is written with the codes, and
-    applied as a gradient is rotated back. Raises PolicyError for an unknown recipe.
+    swizzled scales; elsewhere decoded values may come with the product of two tensor scales; where it multiplies FP8 alone,
+    packed MXFP4 is made FP8. The tensor amax, after the rotation, is a kernel of its own. An operand that is fprop's, decoded,
+    is read from fprop's codes; a clip mask is written with the codes, and applied as a gradient is rotated back. Raises
+    PolicyError for an unknown recipe.
     """
     found: dict[KernelSpec, None] = {}
     for name in recipes:
@@ -68,6 +70,8 @@ def _operand_specs(q: Quantizer, rotation: Rotation | None, target: Target, read
         read["factor"] = "outer"
     yield kind(q, rotation, **read)
     yield kind(q, rotation, output="decoded", scaled=bool(q.outer), **read)
+    if kind is KernelSpec and foldable(q) and target.name not in BLACKWELL:
+        yield KernelSpec(q, rotation, output="decoded", factored=True, **read)
     if target.name in BLACKWELL and q.scale_format != "fp32":
         yield kind(q, rotation, scale_layout="swizzled", **read)
     if q.needs_amax and not q.has_outer_scale:

@@ -132,7 +132,7 @@ class Kernel(Amax):
         # Of a transpose, neighbours in a row are stored together, where a thread has the registers for it.
         across = not self.by_rows and spec.scale_layout == "plain" and not spec.crowded
         if across:
-            scale = self.transposed(scale, *self.tile_of(block_rows, spec.block_units))
+            scale = self.transposed(scale, *self.blocks(block_rows, spec.block_units))
         self.coordinates("block_row", "block_column", block_rows, spec.block_units, flat=not across)
         self.add(f"block_columns = units // {spec.block_units}" if spec.block_units > 1 else "block_columns = units")
         if spec.scale_layout == "swizzled":

@@ -130,6 +130,7 @@ def describe(spec: KernelSpec) -> str:
         text += f" of packed {spec.source}" + (f" with {spec.factor} scale" if spec.factor != "none" else "")
     for word, said in (
         ("with tensor scale", spec.scaled),
+        ("with a factor", spec.factored),
         ("columns", spec.memory == "columns"),
         ("swizzled scales", spec.scale_layout == "swizzled"),
         ("native draws", spec.native_draws),

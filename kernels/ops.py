@@ -266,34 +266,15 @@ def _codes(codes: Tensor, scales: Tensor, factor: Tensor | None, *others: Any) -
     return requantize.readable_tensors(codes, scales, factor), amax, *draws
 
 
-def _rotate_quantize_plan(
-    x: Tensor,
-    amax: Any,
-    quantizer: str,
-    rotation: str,
-    seed: Any,
-    site: int,
-    signs_site: int,
-    native: bool,
-    swizzled: bool = False,
-) -> Any:
-    return kernels.quantize_plan(x, *_specs(quantizer, rotation), seed, swizzled, native)
+def _rotate_quantize_plan(x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, *others: Any) -> Any:
+    _, _, native_draws, *swizzled = others
+    return kernels.quantize_plan(x, *_specs(quantizer, rotation), seed, swizzled == [True], native_draws)
 
 
-def _fake_quantize_plan(
-    x: Tensor,
-    amax: Any,
-    quantizer: str,
-    rotation: str,
-    seed: Any,
-    site: int,
-    signs_site: int,
-    native: bool,
-    dtype: torch.dtype,
-    factor: Any = None,
-) -> Any:
+def _fake_quantize_plan(x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, *others: Any) -> Any:
+    _, _, native_draws, dtype, *factor = others
     q, r = _specs(quantizer, rotation)
-    return kernels.fake_quantize_plan(x, q, r, seed, dtype, bool(q.outer), native, factor)
+    return kernels.fake_quantize_plan(x, q, r, seed, dtype, bool(q.outer), native_draws, *factor)
 
 
 def _fake_quantize_given(*arguments: Any) -> tuple[Any, ...]:
@@ -317,20 +298,19 @@ def _decode_plan(codes: Tensor, scales: Tensor, factor: Any, source: str, column
 
 
 def _requantize_plan(*arguments: Any) -> Any:
-    _, quantizer, rotation, seed, _, _, native = arguments[7:]
-    return requantize.plan("packed", _packed(*arguments[:7]), (False, native), *_specs(quantizer, rotation), seed)
+    _, quantizer, rotation, seed, _, _, native_draws = arguments[7:]
+    return requantize.plan("packed", _packed(*arguments[:7]), (False, native_draws), *_specs(quantizer, rotation), seed)
 
 
 def _fake_requantize_plan(*arguments: Any) -> Any:
-    _, quantizer, rotation, seed, _, _, native, dtype = arguments[7:]
+    _, quantizer, rotation, seed, _, _, native_draws, dtype = arguments[7:]
     q, r = _specs(quantizer, rotation)
-    return requantize.plan("decoded", _packed(*arguments[:7]), (dtype, bool(q.outer), native), q, r, seed)
+    return requantize.plan("decoded", _packed(*arguments[:7]), (dtype, bool(q.outer), native_draws), q, r, seed)
 
 
-def _quantize_masked_plan(
-    x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, site: int, signs_site: int, native: bool
-) -> Any:
-    return masks.quantize_plan(x, *_specs(quantizer, rotation), seed, native)
+def _quantize_masked_plan(x: Tensor, amax: Any, quantizer: str, rotation: str, seed: Any, *others: Any) -> Any:
+    _, _, native_draws = others
+    return masks.quantize_plan(x, *_specs(quantizer, rotation), seed, native_draws)
 
 
 def _unrotate_masked_plan(

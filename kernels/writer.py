@@ -205,13 +205,13 @@ class Writer:
             self.coordinates("stored_row", "stored_unit", 1, 1, flat=False)
         return "stored_row", "stored_unit", self.transposed(value, "TR", "TB")
 
-    def tile_of(self, block_rows: int, units: int) -> tuple[str, str]:
+    def blocks(self, block_rows: int, units: int) -> tuple[str, str]:
         """Rows and columns of a tile's blocks of `block_rows` rows x `units` units."""
         return f"TR // {block_rows}" if block_rows > 1 else "TR", f"TB // {units}" if units > 1 else "TB"
 
     def coordinates(self, row: str, column: str, block_rows: int, units: int, flat: bool = True) -> None:
         """Row and column of the blocks of `block_rows` rows x `units` units: flat, or (rows, 1) and (1, columns)."""
-        tr, tb = self.tile_of(block_rows, units)
+        tr, tb = self.blocks(block_rows, units)
         if not flat:
             self.add(
                 f"{row} = (down * ({tr}) + tl.arange(0, {tr})[:, None]).to(tl.int64)",

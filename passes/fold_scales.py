@@ -46,5 +46,9 @@ def _quantizer_of(scale: Any) -> Node | None:
     quantize: Any = scale.args[0]
     if quantize.target is not fp4.fake_quantize.default or len(quantize.args) != 9:
         return None
-    q = Quantizer.parse(str(quantize.args[2]))
-    return quantize if q.needs_amax and not q.outer else None
+    return quantize if foldable(Quantizer.parse(str(quantize.args[2]))) else None
+
+
+def foldable(q: Quantizer) -> bool:
+    """Does its kernel compute a tensor scale, one number?"""
+    return q.needs_amax and not q.outer
