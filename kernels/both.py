@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp4.kernels.build import Bound, build
+from fp4.kernels.build import Bound, Tiles, build
 from fp4.kernels.codegen import Kernel
 from fp4.kernels.helpers import HELPERS, used
 from fp4.kernels.kernelspec import KernelSpec
@@ -59,18 +59,45 @@ class BothSpec:
 class _Part(Kernel):
     """The lines of one orientation as a function of the tile."""
 
-    loops, held = False, 1
+    loops, held, ahead = False, 1, True
+    loaded: list[str]  # names of what `load` returns
+
+    def load_ahead(self, names: list[str]) -> None:
+        """What is loaded comes from the kernel, which loads for both orientations before it computes."""
+        self.loaded = names
+        self.loading = [*self.lines, *self.loads(names), f"return {', '.join(names)}"]
+
+    def written(self, name: str) -> str:
+        """Functions: `{name}_start` of what is the same for all tiles, `{name}_load` and `{name}_tile` of one tile."""
+        self.body()
+        start = [*self.before, f"return {', '.join(self.constant)}"]
+        given = ["down", "across", *self.constant, *(p for p in self.parameters() if p not in self.constant), *CONSTANTS]
+        functions = (
+            _function(f"{name}_start", [*self.parameters(), *CONSTANTS], start),
+            _function(f"{name}_load", given, self.loading),
+            _function(f"{name}_tile", [*self.loaded, *given], [*self.lines, *self.after]),
+        )
+        return "\n\n\n".join(functions)
+
+    def calls(self, name: str) -> tuple[str, str, str]:
+        """Lines of the kernel that call them."""
+        place = "down, across" if name == "rows" else "across, down"
+        size = "TR, TB, WHOLE" if name == "rows" else f"TB * {UNIT}, TR // {UNIT}, WHOLE"
+        arguments = self.arguments(name)
+        constant = ", ".join(f"{name}_{value}" for value in self.constant)
+        given = ", ".join([place, constant, *(value for p, value in arguments.items() if p not in self.constant), size])
+        loaded = ", ".join(f"{name}_{part}" for part in self.loaded)
+        return (
+            f"    {constant} = {name}_start({', '.join(arguments.values())}, {size})",
+            f"        {loaded} = {name}_load({given})",
+            f"        {name}_tile({loaded}, {given})",
+        )
 
     @property
-    def down_first(self) -> bool:
-        return not self.by_rows  # the tile of the operand and that of its transpose have one number
-
-    def function(self, name: str) -> str:
-        self.body()
-        body = [*self.before, *self.place("tile"), *self.lines, *self.after]
-        lines = "\n".join(f"    {line}" if line.strip() else "" for line in body)
-        parameters = ["tile", *self.parameters(), *CONSTANTS]
-        return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{lines}"
+    def constant(self) -> list[str]:
+        """What the lines before the loop assign."""
+        assigned = [line.strip().partition(" = ") for line in self.before if not line.startswith(("#", "tl.store"))]
+        return list(dict.fromkeys(name for left, equals, _ in assigned if equals for name in left.split(", ")))
 
     def parameters(self) -> list[str]:
         return [*self.pointers, *self.scalars]
@@ -82,24 +109,35 @@ class _Part(Kernel):
         return {p: shared.get(p, f"{name}_{p}") for p in self.parameters()}
 
 
+def _function(name: str, parameters: list[str], lines: list[str]) -> str:
+    body = "\n".join(f"    {line}" if line.strip() else "" for line in lines)
+    return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{body}"
+
+
 def source(spec: BothSpec, target: Target) -> str:
     """The text of the module whose function `kernel` is the kernel."""
     parts = {name: _Part(part, target) for name, part in zip(PARTS, (spec.rows, spec.columns), strict=True)}
-    functions = [part.function(f"{name}_part") for name, part in parts.items()]
-    given = {name: part.arguments(name) for name, part in parts.items()}
-    own = list(dict.fromkeys(v for arguments in given.values() for v in arguments.values()))
+    functions = [part.written(name) for name, part in parts.items()]
+    starts, loads, tiles = ("\n".join(lines) for lines in zip(*(part.calls(name) for name, part in parts.items()), strict=True))
+    own = list(dict.fromkeys(v for name, part in parts.items() for v in part.arguments(name).values()))
     own.sort(key=lambda name: not name.endswith("_ptr"))
     helpers = [HELPERS[name] for name in used(list(dict.fromkeys(h for part in parts.values() for h in part.helpers)))]
     sites = [name for name in own if name.endswith("site")]
     kernel_name = "_and_".join(part.name() for part in parts.values())
+    advance = "\n".join(f"        {line}" for line in parts["rows"].advance())
     kernel = f"""
 @triton.jit(do_not_specialize={sites!r})
 def {kernel_name}({", ".join([*own, *CONSTANTS])}):
-    across = tl.maximum(tl.cdiv(columns, TB * {UNIT}), 1)  # a tile is as wide as a rotation: its padding takes none more
-    down = tl.maximum(tl.cdiv(rows, TR), 1)
-    for tile in range(tl.program_id(0), across * down, tl.num_programs(0)):
-        rows_part(tile, {", ".join(given["rows"].values())}, TR, TB, WHOLE)
-        columns_part(tile, {", ".join(given["columns"].values())}, TB * {UNIT}, TR // {UNIT}, WHOLE)
+    tiles = tl.maximum(tl.cdiv(columns, TB * {UNIT}), 1)  # of a row; as wide as a rotation: its padding takes none more
+    total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
+    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+{starts}
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+{loads}
+{tiles}
+{advance}
+        down, across = next_down, next_across
 """.strip("\n")
     titles = [part.title().partition(".\n")[0] for part in parts.values()]
     title = f'"""{titles[0]}; and of the transpose\n{titles[1]}.\n\nA program takes TR rows x TB units of {UNIT} columns.\n"""'
@@ -114,7 +152,7 @@ def tile_of(spec: BothSpec) -> Tile:
     elements = ELEMENTS if crowded else 2 * ELEMENTS
     while rows * units * UNIT < elements:
         rows, units = (2 * rows, units) if rows < UNIT * units else (rows, 2 * units)
-    return Tile(rows, units, elements // (64 * 32) << crowded, 1)
+    return Tile(rows, units, elements // (64 * 32) << crowded, 2)
 
 
 def _least(spec: BothSpec) -> tuple[int, int]:
@@ -185,9 +223,10 @@ class _Both:
         seen = {f"{part}_{name}": dtype for plan, part in named for name, dtype in plan.seen.items()}
         whole = x.numel() > 0 and x.shape[0] % tile.rows == 0 and x.shape[1] % (tile.units * UNIT) == 0
         numbers = {"rows": x.shape[0], "columns": x.shape[1], "stride_r": x.stride(0), "stride_c": 1, **tile.constants(whole)}
-        grid = (max(1, ceil_div(x.shape[1], tile.units * UNIT)) * max(1, ceil_div(x.shape[0], tile.rows)),)
+        tiles = max(1, ceil_div(x.shape[1], tile.units * UNIT)) * max(1, ceil_div(x.shape[0], tile.rows))
+
         kernel = _kernel(spec, self.plans[0].target)
-        return Bound(kernel, grid, x.device, names, sites, numbers, seen, num_warps=tile.warps)
+        return Bound(kernel, Tiles(tiles, tile.turns), x.device, names, sites, numbers, seen, **tile.options)
 
 
 def _oriented(spec: KernelSpec, memory: str) -> KernelSpec:

@@ -90,14 +90,14 @@ class Kernel(Amax):
 
     def unit_amax(self) -> None:
         """`largest` (TR * TB,): the largest magnitude of each unit, pairwise."""
-        if not (self.reads_pairs and self.spec.rotation is None and self.target.capability >= 86):
+        if not (self.paired and self.target.capability >= 86):
             if self.by_rows:
                 self.tree("largest", "tl.abs(x)", self.call("larger_halves"))
             else:
                 self.add(f"largest = tl.reduce(tl.abs(x), 0, {self.call('larger')})")
             return
-        pairs, height = self.call("larger_pairs"), self.spec.unit // self.parts
-        if self.parts == 2:
+        pairs, height = self.call("larger_pairs"), self.spec.unit // self.pieces
+        if self.pieces == 2:
             self.add(f"pair = {self.call('larger_of')}(raw0, raw1)")
         else:
             self.add(f"pair = {pairs}(raw0)")
@@ -169,7 +169,7 @@ class Kernel(Amax):
             )
             return
         if self.native or self.packs_values:
-            if not self.native:
+            if not (self.native or self.converts):
                 self.packed_values()
             word = "(low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)"
             self.add("word = low" if u == 8 else f"word = ({word}).to(tl.int64, bitcast=True)")
@@ -225,8 +225,8 @@ class Kernel(Amax):
 
     @property
     def keeps_raw(self) -> bool:
-        """Are the parts of the operand kept as they were loaded, in BF16, for their signs?"""
-        return self.in_pairs and self.spec.input == "bf16" and self.spec.rotation is None and not self.native
+        """Are the signs of decoded values those of `raw0` ...?"""
+        return self.in_pairs and self.paired and not self.native
 
     def decode_pairs(self) -> None:
         scale, parts = self.spread("s"), max(1, self.spec.unit // 8)

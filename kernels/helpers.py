@@ -29,8 +29,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "element_value": ("floats",),
     "element_value_signed": ("floats",),
     "with_sign": ("bits", "floats"),
-    "divide": ("bits", "floats", "inverse_of"),
-    "reciprocal": ("inverse_of",),
+    "divide": ("bits", "floats", "near_inverse"),
+    "reciprocal": ("near_inverse",),
     "butterfly": ("floats",),
     "last_butterfly": ("floats",),
 }
@@ -212,6 +212,18 @@ def unpack(x):
 ''',
 )
 helper(
+    "unpack_product",
+    '''
+@triton.jit
+def unpack_product(x):
+    """`unpack` by a product in place of a shift, whose units are busier: ptxas is not to know that it is by 2^16."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 p; mov.u32 p, %ctaid.z; add.u32 p, p, 65536; mul.lo.u32 $0, $2, p; and.b32 $1, $2, 0xffff0000; }",
+        "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2,
+    )
+''',
+)
+helper(
     "unpack_signed",
     '''
 @triton.jit
@@ -245,6 +257,15 @@ def round_bf16_pairs(x):
         "{ .reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }",
         "=f,=f,f,f", [x], dtype=tl.float32, is_pure=True, pack=2,
     )
+''',
+)
+helper(
+    "to_bf16_pairs",
+    '''
+@triton.jit
+def to_bf16_pairs(x):
+    """FP32 to the nearest BF16; cvt.rn.bf16x2.f32, two at once."""
+    return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2)
 ''',
 )
 helper(
@@ -297,7 +318,7 @@ def divide(x, d):
     """
     power = floats(tl.minimum(tl.maximum((254 << 23) - (bits(d) & 0x7F800000), 1 << 23), 253 << 23))
     n = d * power
-    r = tl.broadcast_to(inverse_of(n)[None, :], x.shape)
+    r = tl.broadcast_to(near_inverse(n)[None, :], x.shape)
     minus = tl.broadcast_to((n * -1.0)[None, :], x.shape)
     x = x * power[None, :]
     q = x * r
@@ -311,7 +332,7 @@ helper(
 @triton.jit
 def reciprocal(d):
     """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
-    high = tl.where(d > 0.0, inverse_of(d), 0.0)
+    high = tl.where(d > 0.0, near_inverse(d), 0.0)
     error = tl.fma(high * -1.0, d, 1.0)
     low = error * high
     return high, tl.fma(low, error, low)
@@ -425,6 +446,18 @@ helper(
 def inverse_of(d):
     """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
     return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+''',
+)
+helper(
+    "near_inverse",
+    '''
+@triton.jit
+def near_inverse(d):
+    """`inverse_of` d in 2^-126 .. 2^126, what rcp.rn.f32 does there without its branch for the rest; NaN of 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 r, e; rcp.approx.ftz.f32 r, $1; fma.rn.f32 e, $1, r, 0fBF800000; neg.f32 e, e; fma.rn.f32 $0, r, e, r; }",
+        "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1,
+    )
 ''',
 )
 helper(

@@ -20,7 +20,7 @@ from __future__ import annotations
 from fp4.kernels.draws import Draws
 from fp4.kernels.helpers import NEEDS, helper
 from fp4.kernels.kernelspec import KernelSpec
-from fp4.kernels.target import INTERPRETER, Target
+from fp4.kernels.target import Target
 from fp4.runtime.native import BYTE_SHIFTS
 from fp4.runtime.rng import STREAM_ELEMENT
 
@@ -48,24 +48,11 @@ def _values() -> str:
     return f"{{ .reg .b8 p<4>; .reg .b32 v; .reg .b16 f, g; mov.b32 {{p0, p1, p2, p3}}, $8; {halves} }}"
 
 
-def _bytes() -> str:
-    """Eight values of E2M1 to codes in $0: even and odd columns to the bytes of E4M3, of which both nibbles are made."""
-    scaled = " ".join(f"mul.f32 x{i}, ${i + 1}, 0f3C800000;" for i in range(8))
-    converts = " ".join(f"cvt.rn.satfinite.e4m3x2.f32 h{j}, x{i + 2}, x{i};" for j, i in enumerate((0, 4, 1, 5)))
-    return (
-        f"{{ .reg .f32 x<8>; .reg .b16 h<4>; .reg .b32 a, b, c, d; {scaled} {converts} "
-        "mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; "
-        "shr.b32 c, a, 2; shr.b32 a, a, 4; and.b32 c, c, 0x07070707; lop3.b32 c, a, 0x08080808, c, 0xEA; "
-        "shl.b32 d, b, 2; lop3.b32 c, d, 0x70707070, c, 0xEA; lop3.b32 $0, b, 0x80808080, c, 0xEA; }"
-    )
-
-
 EIGHT = "a, b, c, d, e, f, g, h"
 NEEDS.update(
     {
         "rows8": ("even_odd", "flat"),
         "e2m1_codes": ("rows8",),
-        "e2m1_words": ("rows8", "values_to_codes"),
         "e2m1_values": ("stack8",),
         "e2m1_draws": ("rows8",),
         "model_e2m1x8": ("round_e2m1", "bits"),
@@ -145,32 +132,6 @@ def e2m1_codes(x):
     """FP32 (8, G) to E2M1, half to even, saturating: eight codes a word, row 0 lowest, (G,) int32."""
     a, b, c, d, e, f, g, h = rows8(x)
     return e2m1x8(a, b, c, d, e, f, g, h)
-''',
-)
-helper(
-    "e2m1_words",
-    '''
-@triton.jit
-def e2m1_words(x):
-    """FP32 values of E2M1 (8, G): the codes of eight in a word, row 0 lowest, (G,) int32."""
-    a, b, c, d, e, f, g, h = rows8(x)
-    return values_to_codes(a, b, c, d, e, f, g, h)
-''',
-)
-helper(
-    "values_to_codes",
-    f'''
-@triton.jit
-def values_to_codes({EIGHT}):
-    """The codes of eight values of E2M1 by cvt.rn.satfinite.e4m3x2.f32 (sm_89): 2^-6 times them, E4M3's bytes are s00ccc00."""
-    return tl.inline_asm_elementwise(
-        "{_bytes()}",
-        "=r,f,f,f,f,f,f,f,f",
-        [{EIGHT}],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
-    )
 ''',
 )
 helper(
@@ -326,20 +287,6 @@ class NativeRounding(Draws):
             f"left, right = {self.call('halves')}({scaled})",
             f"low{suffix}, high{suffix} = {codes}(left{words[0]}), {codes}(right{words[1]})",
         )
-
-    @property
-    def packs_values(self) -> bool:
-        """Are codes made of the rounded values, not in integers?"""
-        return not self.native and self.target.name != INTERPRETER and self.target.capability >= 89
-
-    def packed_values(self) -> None:
-        """`low` (and `high`): the codes of `value` with the signs of x."""
-        words = self.call("e2m1_words")
-        self.add(f"signed = {self.call('with_sign')}(value, x)")
-        if self.spec.unit == 8:
-            self.add(f"low = {words}(signed)")
-        else:
-            self.add(f"left, right = {self.call('halves')}(signed)", f"low, high = {words}(left), {words}(right)")
 
     def native_draws(self) -> None:
         """Random words of the unit's columns, four each: `w0` to `w3`, of which a unit of 8 takes two."""

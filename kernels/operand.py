@@ -75,7 +75,7 @@ class Operand(ScaleRules):
             self.signs_of_parts(count)
         for i, name in enumerate(names if pairs else []):
             unpack = "unpack_signed_pairs" if self.signs_in_pairs else "unpack_signed"
-            call = f"{unpack}({name}, sign{i})" if self.signs_on_load else f"unpack({name})"
+            call = f"{unpack}({name}, sign{i})" if self.signs_on_load else f"{self.unpack}({name})"
             self.call(call.partition("(")[0])
             self.add(f"x{i if count > 1 else ''} = {call}")
         if count > 1:
@@ -93,11 +93,6 @@ class Operand(ScaleRules):
     def parts(self) -> int:
         """Of a unit: a thread loads 16 bytes at once, and the whole of it would else go to several threads."""
         return max(1, self.spec.unit * (4 if self.spec.input == "fp32" else 2) // 16) if self.by_rows else 1
-
-    @property
-    def reads_pairs(self) -> bool:
-        """Is the operand BF16 in memory, two neighbours in a register? Its parts are `raw0` ... then."""
-        return self.spec.input == "bf16" and not self.interpreted
 
     @property
     def load_place(self) -> tuple[str, str]:
@@ -156,10 +151,21 @@ class Operand(ScaleRules):
         self.signs_after_load()
         self.hadamard()
         self.add(f"x = x * {self.normalization()}")
-        if r.bf16:
-            self.add(f"x = {self.call('round_bf16' if self.interpreted else 'round_bf16_pairs')}(x)")
         if spec.block[1] > r.size:
             self.add(f"x = tl.where(unit[None, :] * {u} + k < width, x, 0.0)  # the block's padding is not rotated")
+        if self.paired:
+            names = [f"raw{i}" for i in range(self.pieces)]
+            parts = self.halves_of("x", "rotated") if len(names) > 1 else ["x"]
+            self.add(*(f"{name} = {self.call('to_bf16_pairs')}({part})" for name, part in zip(names, parts, strict=True)))
+            unpacked = ", ".join(f"{self.call(self.unpack)}({name})" for name in names)
+            self.add(f"x = {self.call('unhalve')}({unpacked})" if len(names) > 1 else f"x = {unpacked}")
+        elif r.bf16:
+            self.add(f"x = {self.call('round_bf16' if self.interpreted else 'round_bf16_pairs')}(x)")
+
+    @property
+    def pieces(self) -> int:
+        """How many `raw0` ... of a unit there are where elements are `paired`."""
+        return max(1, self.spec.unit // 8) if self.by_rows else 1
 
     def signs_after_load(self) -> None:
         """The rotation's signs, where they did not come with the load."""

@@ -65,7 +65,7 @@ class PackedKernel(Kernel):
 
     spec: PackedSpec
 
-    keeps_raw = reads_pairs = False  # what is loaded are codes
+    paired = reads_pairs = False  # what is loaded are codes
     ahead = False
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp4.kernels.native import NativeRounding
+from fp4.kernels.converted import ConvertedRounding
 from fp4.kernels.writer import INF_BITS, f32
 from fp4.runtime.formats import E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
 from fp4.runtime.reference import MX_CARRY, TOP_EXPONENT
@@ -11,7 +11,7 @@ from fp4.runtime.rounding import ELEMENT_MAX
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4
 
 
-class ScaleRules(NativeRounding):
+class ScaleRules(ConvertedRounding):
     """From a tile `x` and `block_max` of its blocks: `s` and `scale_code` of each block, `value` and `code` of each element."""
 
     # -- elements
@@ -72,16 +72,16 @@ class ScaleRules(NativeRounding):
                 f"encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn({largest}, tensor_max), {f32(FLT_MAX)}), 1.0)",
                 "tensor_scale = tl.div_rn(1.0, encode)",
             )
-            self.add(
-                f"s, scale_code = {self.round_exmy(f'block_max * (encode * {f32(1 / q.factor)})', q.scale)}",
-                f"inverse = tl.minimum({self.inverse('s * tensor_scale')}, {f32(FLT_MAX)})",
-            )
+            largest, divisor = f"block_max * (encode * {f32(1 / q.factor)})", "s * tensor_scale"
         else:
-            self.add(
-                f"s, scale_code = {self.round_exmy(f'block_max * {f32(1 / q.factor)}', q.scale)}",
-                f"inverse = tl.minimum({self.inverse('s')}, {f32(FLT_MAX)})",
-            )
-        self.elements(f"x * {self.over(self.spread('inverse'))}")
+            largest, divisor = f"block_max * {f32(1 / q.factor)}", "s"
+        self.add(f"s, scale_code = {self.round_exmy(largest, q.scale)}")
+        inverse = f"tl.minimum({self.inverse_of_scale(q, divisor)}, {f32(FLT_MAX)})"
+        if self.converts:
+            self.converted_codes(inverse, f"tl.maximum(6.0 * ({divisor}), {6 * 2.0**-128!r})")
+        else:
+            self.add(f"inverse = {inverse}")
+            self.elements(f"x * {self.over(self.spread('inverse'))}")
 
     def outer_amax(self) -> None:
         """`tensor_max` of each unit: the largest finite magnitude of its group of outer columns."""
@@ -135,6 +135,16 @@ class ScaleRules(NativeRounding):
         """1 / value, one of each block, rounded to the nearest."""
         return f"tl.div_rn(1.0, {value})" if self.interpreted else f"{self.call('inverse_of')}({value})"
 
+    def inverse_of_scale(self, q: NVFP4, divisor: str) -> str:
+        """1 / divisor, the block scale times the tensor scale; inf or NaN where that is 0."""
+        if self.interpreted or q.has_outer_scale or q.scale != "e4m3":
+            return self.inverse(divisor)
+        if not q.tensor_scale:
+            return f"{self.call('near_inverse')}({divisor})"
+        # Below 2^126 as it is, but it may be subnormal.
+        self.once(f"raise_ = tl.where(tensor_scale < {2.0**-60!r}, {2.0**60!r}, 1.0)")
+        return f"{self.call('near_inverse')}({divisor} * raise_) * raise_"
+
     def over_divisor(self, value: str) -> str:
         """A tile over `divisor`, one of each unit."""
         # The interpreter's fma rounds twice.
@@ -186,6 +196,13 @@ class ScaleRules(NativeRounding):
         q = self.spec.quantizer
         return isinstance(q, NVFP4) and q.tensor_scale and not q.posthoc and q.scale == "e4m3" and not q.has_outer_scale
 
+    @property
+    def lifted(self) -> bool:
+        """Where it was faster on an H200."""
+        q = self.spec.quantizer
+        four_six = isinstance(q, NVFP4) and q.four_six
+        return four_six and self.lifts and self.loops and self.by_rows and not (self.interpreted or self.native)
+
     def elements_of_quotient(self, divisor: str, suffix: str = "") -> None:
         """`value` and `code` of the tile's magnitudes over the block's divisor, or 0; native: signed, and packed."""
         if self.interpreted or not self.lifts:
@@ -219,8 +236,12 @@ class ScaleRules(NativeRounding):
             exponent = f"({exponent}) - {top}" if top else exponent
             self.add(f"scale_code = tl.minimum(tl.maximum({exponent}, 0), 254)")
         factor = q.stretch
-        scaled = f"x * {self.over(self.spread(self.call('e8m0_inverse') + '(scale_code)'))}"
-        self.elements(scaled if factor == 1 else f"{scaled} * {f32(factor)}")
+        inverse = f"{self.call('e8m0_inverse')}(scale_code)"
+        if self.converts:
+            self.converted_codes(inverse, f"{self.call('e8m0_value')}(scale_code) * {f32(6.0 / factor)}", factor)
+        else:
+            scaled = f"x * {self.over(self.spread(inverse))}"
+            self.elements(scaled if factor == 1 else f"{scaled} * {f32(factor)}")
         if self.spec.output == "decoded":
             self.add(f"s = {self.call('e8m0_value')}(scale_code)")
             if self.spec.scaled:

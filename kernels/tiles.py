@@ -56,8 +56,10 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
         return _of_words(spec, target)
     rows, units, warps, turns = _measured(spec, target.rounds_e2m1)
     four_six = isinstance(spec.quantizer, NVFP4) and spec.quantizer.four_six
-    capped = four_six and spec.memory == "rows" and spec.output == "decoded" and target.name == "sm_90"
-    tile = Tile(max(rows, least_rows), max(units, least_units), warps, turns, 88 if capped else 0)
+    registers = 0
+    if four_six and spec.memory == "rows" and target.name == "sm_90":
+        registers = 88 if spec.output == "decoded" else 72
+    tile = Tile(max(rows, least_rows), max(units, least_units), warps, turns, registers)
     while tile.rows * tile.units > rows * units and tile.rows * tile.units * spec.unit > 64 * 32 * tile.warps:
         tile = replace(tile, warps=2 * tile.warps)  # at most 64 elements a thread, what its registers hold
     return tile
@@ -95,8 +97,11 @@ def _measured(spec: KernelSpec, blackwell: bool) -> tuple[int, int, int, int]:
             return (1, 64, 1, 8) if spec.rotation_units > 1 else (8, 64, 4, 8)
         if heavy and not four_six:
             return 1, 64, 1, 12
-        if packed or four_six:
-            return 1, 64, 2, 8 if four_six else 4
+        if four_six:
+            return 1, 64, 2, 12 if packed else 8
+        if packed:
+            nearest_h16 = spec.rotation is not None and spec.rotation_units == 1 and q is not None and q.rounding == "nearest"
+            return 1, 128 if nearest_h16 else 64, 2, 4
         if spec.output == "values":
             return (1, 128, 2, 4) if spec.dtype == "bf16" else (4, 32, 4, 4)
         if spec.rotation_units > 1 or (isinstance(q, NVFP4) and q.rounding == "stochastic"):
@@ -112,4 +117,4 @@ def _measured(spec: KernelSpec, blackwell: bool) -> tuple[int, int, int, int]:
         return 8, 8, 1, 8
     if packed and blackwell and spec.rotation is not None:
         return 16, 8, 1, 4
-    return 64, 4, 2, 1 if few else 2
+    return (64, 8, 4, 2) if packed else (64, 4, 2, 1 if few else 2)

@@ -45,9 +45,22 @@ class Writer:
         fixed = [s for s in self.scalars if s.endswith("site")]
         decorator = f"@triton.jit(do_not_specialize={fixed!r})" if fixed else "@triton.jit"
         head = f'"""{title}"""\n\nimport triton\nimport triton.language as tl'
-        body = [*self.before, *self.loop(self.lines), *self.after]
+        body = [*self.before, *self.over_tiles(), *self.after]
         kernel = "\n".join([decorator, f"def {name}({parameters}):", *("    " + line if line.strip() else "" for line in body)])
         return "\n\n\n".join(filter(None, (head, functions, kernel, f"kernel = {name}"))) + "\n"
+
+    @property
+    def lifted(self) -> bool:
+        """Has the kernel two loops, one of which does not multiply by a `lift` of 1?"""
+        return False
+
+    def over_tiles(self) -> list[str]:
+        """The loop over the program's tiles."""
+        loop = self.loop(self.lines)
+        if not self.lifted:
+            return loop
+        plain = ["    " + line.replace(" * lift", "") for line in loop]
+        return ["if lift == 1.0:", *plain, "else:", *("    " + line for line in loop)]
 
     def loop(self, lines: list[str]) -> list[str]:
         """The program's tiles, one after the other, of each the lines."""

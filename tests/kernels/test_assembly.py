@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fp4.kernels.converted import _bent, _bent_signed, _bent_signed_across, _bytes
 from fp4.kernels.helpers import HELPERS
-from fp4.kernels.native import _bytes
 
 VALUES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
 MASK = 0xFFFFFFFF
@@ -39,6 +39,22 @@ def larger(a: int, b: int) -> int:
     return 0x7FFF if max(magnitudes) > 0x7F80 else max(magnitudes) | (a ^ b) & 0x8000
 
 
+def smaller(a: int, b: int) -> int:
+    """Of BF16 bits: the smaller magnitude, the number's where one is a NaN, with the product's sign (PTX ISA, min)."""
+    return min(a & 0x7FFF, b & 0x7FFF) | (a ^ b) & 0x8000
+
+
+def fused(a: int, b: int, c: int) -> np.float32:
+    """a * b + c, rounded once: 64 bits hold the sum exactly where its parts are not 2^16 apart."""
+    x, y, z = (np.longdouble(number(pattern)) for pattern in (a, b, c))
+    return np.float32(x * y + z)
+
+
+def permuted(a: int, b: int, selector: int) -> int:
+    """prmt: byte i of the result is that of b:a which nibble i of the selector names."""
+    return sum(((b << 32 | a) >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
+
+
 def lop3(a: int, b: int, c: int, table: int) -> int:
     """Bit i of the result is the table's bit of (a, b, c)'s bits i."""
     found = 0
@@ -63,11 +79,21 @@ def run(text: str, inputs: dict[str, int]) -> dict[str, int]:
         if rest.startswith("{"):  # a register as its halves
             registers[target], registers[operands[0]] = registers[operands[1]] & 0xFFFF, registers[operands[1]] >> 16
             continue
-        given = [read(operand) for operand in operands]
+        given = [0 if "%" in rest else read(operand) for operand in operands]  # of special registers, %ctaid.z alone is read
         registers[target] = {
             "mul.f32": lambda g: bits(number(g[0]) * number(g[1])),
             "cvt.rn.satfinite.e4m3x2.f32": lambda g: e4m3(g[0]) << 8 | e4m3(g[1]),
+            "fma.rn.f32": lambda g: bits(fused(*g)),
+            "fma.rn.sat.f32": lambda g: bits(np.clip(fused(*g), np.float32(0), np.float32(1))),
+            "sub.rn.f32": lambda g: bits(number(g[0]) - number(g[1])),
+            "mul.rn.f32": lambda g: bits(number(g[0]) * number(g[1])),
+            "neg.f32": lambda g: g[0] ^ 1 << 31,
+            "prmt.b32": lambda g: permuted(*g),
             "mov.b32": lambda g: g[0] | g[1] << 16,
+            "mov.u32": lambda g: g[0],
+            "add.u32": lambda g: (g[0] + g[1]) & MASK,
+            "mul.lo.u32": lambda g: g[0] * g[1] & MASK,
+            "min.xorsign.abs.bf16x2": lambda g: smaller(g[0] & 0xFFFF, g[1] & 0xFFFF) | smaller(g[0] >> 16, g[1] >> 16) << 16,
             "shl.b32": lambda g: g[0] << g[1] & MASK,
             "shr.b32": lambda g: g[0] >> g[1],
             "and.b32": lambda g: g[0] & g[1],
@@ -113,12 +139,13 @@ def test_words_of_random_codes() -> None:
 @pytest.mark.parametrize("signs", list(itertools.product((0, 1 << 31), repeat=2)), ids=str)
 def test_two_bf16_become_fp32_with_signs(signs: tuple[int, int]) -> None:
     """BF16 of every exponent in either half, its sign flipped where it says so."""
-    plain, signed = assembly("unpack"), assembly("unpack_signed")
+    plain, product, signed = assembly("unpack"), assembly("unpack_product"), assembly("unpack_signed")
     for low in range(0, 1 << 16, 257):
         high = low ^ 0xA5A5
         pair = high << 16 | low
-        found = run(plain, {"$2": pair})
-        assert (found["$0"], found["$1"]) == (low << 16, high << 16)
+        for text in (plain, product):
+            found = run(text, {"$2": pair})
+            assert (found["$0"], found["$1"]) == (low << 16, high << 16)
         found = run(signed, {"$2": pair, "$3": signs[0], "$4": signs[1]})
         assert (found["$0"], found["$1"]) == (low << 16 ^ signs[0], high << 16 ^ signs[1])
 
@@ -161,3 +188,72 @@ def test_the_last_butterfly_s_larger_magnitude() -> None:
     a, b = (rng.standard_normal(2000) * 2.0 ** rng.integers(-40, 40, 2000)).astype(np.float32).reshape(2, -1)
     for x, y in zip(a, b, strict=True):
         assert number(run(text, {"$1": bits(x), "$2": bits(y)})["$0"]) == max(abs(x + y), abs(x - y))
+
+
+def test_the_smaller_magnitude_keeps_the_sign() -> None:
+    """`bounded_pairs` by a bound that is not negative; a NaN becomes the bound."""
+    text = assembly("bounded_pairs")
+    for x, bound in itertools.product([0, 0x8000, 1, 0x3F80, 0xBF80, 0x7F7F, 0xFF80, 0x7FC0, 0xFFC1], [0x0001, 0x3F80, 0x7F80]):
+        found = run(text, {"$1": x << 16 | x, "$2": bound << 16 | bound})["$0"]
+        assert found & 0xFFFF == found >> 16 == min(x & 0x7FFF, bound) | x & 0x8000
+
+
+# -- rounding by the conversion to E4M3
+
+MIDPOINTS = (VALUES[1:] + VALUES[:-1]) / 2
+
+
+def rounded(a: np.ndarray) -> np.ndarray:
+    """Codes of magnitudes, half to even, saturating."""
+    below = np.searchsorted(MIDPOINTS, a, side="left")  # midpoints below a
+    return below + ((np.searchsorted(MIDPOINTS, a, side="right") > below) & (below % 2 == 1))
+
+
+def test_bent_magnitudes_round_to_their_codes() -> None:
+    """Every FP32 number from 1/8 to 6.5, by the constants of the helper; the sums are exact in FP64."""
+    k, d, slope, less, scale = (np.float64(number(int(c, 16))) for c in re.findall("0f([0-9A-F]{8})", HELPERS["bent"]))
+    ends = [int(np.float32(end).view(np.int32)) for end in (0.125, 6.5)]
+    for start in range(*ends, 1 << 22):
+        a = np.arange(start, min(start + (1 << 22), ends[1]), dtype=np.int32).view(np.float32)
+        wide = a.astype(np.float64)
+        v, w = ((np.clip(wide * x + y, 0, 1)).astype(np.float32) for x, y in ((k, d), (slope, less)))
+        bent = (wide * scale - v).astype(np.float32) - w
+        codes = bent.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+        assert np.array_equal(codes, rounded(a)), a[codes != rounded(a)][:5]
+
+
+def test_the_helper_does_what_was_checked() -> None:
+    """`bent` itself around the midpoints, the numbers of E2M1 and 0."""
+    points = np.concatenate([MIDPOINTS, VALUES])
+    near = np.concatenate([points, np.nextafter(points, np.float32(9)), np.abs(np.nextafter(points, np.float32(0)))])
+    for a, code in zip(near, rounded(near), strict=True):
+        assert e4m3(run(assembly("bent"), {"$1": bits(a)})["$0"]) == code, a
+
+
+def bent(code: int) -> int:
+    """What `bent` gives for the magnitude of a code."""
+    return run(assembly("bent"), {"$1": bits(VALUES[code & 7])})["$0"]
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_converted_codes_go_to_their_nibbles(place: int) -> None:
+    """Signs of FP32, of the pairs of a row, and of pairs across two rows, whose codes go to a word each."""
+    for code, rest in itertools.product(range(16), (0, 15)):
+        codes = [rest] * 8
+        codes[place] = code
+        other = codes[::-1]
+        wanted, wanted_other = (sum(c << 4 * i for i, c in enumerate(row)) for row in (codes, other))
+        signed = {f"${i + 1}": bent(c) | (c & 8) << 28 for i, c in enumerate(codes)}
+        assert run(_bent(), signed)["$0"] == wanted
+        magnitudes = {f"${i + 1}": bent(c) for i, c in enumerate(codes)}
+        pairs = {
+            f"${9 + j}": (codes[2 * j + 1] & 8) << 28 | (codes[2 * j] & 8) << 12 | 0x12345678 & 0x7FFF7FFF for j in range(4)
+        }
+        assert run(_bent_signed(), magnitudes | pairs)["$0"] == wanted
+        both = {f"${2 + 2 * i + row}": bent(c) for row, line in enumerate((codes, other)) for i, c in enumerate(line)}
+        across = {
+            f"${18 + i}": (b & 8) << 28 | (a & 8) << 12 | 0x5A5A5A5A & 0x7FFF7FFF
+            for i, (a, b) in enumerate(zip(codes, other, strict=True))
+        }
+        found = run(_bent_signed_across(), both | across)
+        assert (found["$0"], found["$1"]) == (wanted, wanted_other)

@@ -9,6 +9,7 @@ import pytest
 from fp4.kernels.build import build
 from fp4.kernels.codegen import source
 from fp4.kernels.compile import _compile, _type, candidate, compile_kernel, describe
+from fp4.kernels.helpers import HELPERS
 from fp4.kernels.inspection import TO_FP4, examine
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.target import Target, TargetError
@@ -33,17 +34,27 @@ OTHERS = (
     KernelSpec(NVFP4(rounding="ms_eden"), H128),
     KernelSpec(MXFP4(scale_rule="quest"), Rotation(32, bf16=False)),
 )
-# Flushing or approximate FP32 arithmetic.
+# Flushing or approximate FP32 arithmetic; the approximate reciprocal that `near_inverse` corrects to the nearest is none.
 FORBIDDEN = re.compile(r"\.ftz|\.approx|div\.full|mad\.f32")
+CORRECTED = re.compile(
+    r"rcp\.approx\.ftz\.f32 r, (\S+);\s+fma\.rn\.f32 e, \1, r, 0fBF800000;\s+neg\.f32 e, e;\s+fma\.rn\.f32 \S+, r, e, r;"
+)
+
+
+def inexact(ptx: str) -> list[str]:
+    """What of the PTX is not IEEE arithmetic."""
+    return FORBIDDEN.findall(CORRECTED.sub("", ptx))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("spec", IN_REGISTERS + OTHERS, ids=str)
 def test_arithmetic_is_ieee_and_nothing_spills(spec: KernelSpec, target: str) -> None:
     compiled = compile_kernel(spec, Target(target))
-    assert FORBIDDEN.findall(compiled.ptx) == []
-    if "tl.fma(" not in source(spec, Target(target)):  # an exact product, or a remainder, where the source says so
-        assert "fma.rn.f32" not in compiled.ptx
+    assert inexact(compiled.ptx) == []
+    text, tile = source(spec, Target(target)), tile_of(spec, Target(target))
+    if "tl.fma(" not in text:  # an exact product, or a remainder, where the source says so; and one of each bent element
+        elements = tile.rows * tile.units * spec.unit // (32 * tile.warps)
+        assert CORRECTED.sub("", compiled.ptx).count("fma.rn.f32") == ("def bent(" in text) * elements
     assert (compiled.spills, compiled.stack) == (0, 0)
     assert compiled.count("STG") > 0
     assert compiled.count("LDG.E.128" if spec.memory == "rows" else "LDG.E.64") > 0
@@ -87,6 +98,25 @@ def test_one_column_is_not_compiled_in(single: bool) -> None:
     compiled = _compile(kernel, types, {**tile.constants(False), "stride_c": 1, "columns": 1}, tile, target)
     conversions = compiled.count("F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C") - 1  # of the block's scale
     assert (conversions == 16 // 2) == single
+
+
+def arithmetic(helper: str, target: Target) -> list[str]:
+    """SASS of a helper of one FP32 argument, registers by the order in which they are met."""
+    text = f"import triton\nimport triton.language as tl\n\n\n{HELPERS[helper]}\n\n\n"
+    text += f"@triton.jit\ndef kernel(x_ptr):\n    i = x_ptr + tl.arange(0, 32)\n    tl.store(i, {helper}(tl.load(i)))\n"
+    compiled = _compile(build(text), {"x_ptr": "*fp32"}, {}, Tile(1, 1, 1), target)
+    lines = re.findall(r"((?:MUFU|FFMA|FADD)[^;]*?) ;", compiled.sass)
+    first = next(line for line in lines if line.startswith("MUFU"))
+    names: dict[str, str] = {}
+    return [re.sub(r"R\d+", lambda r: names.setdefault(r[0], f"r{len(names)}"), line) for line in lines[lines.index(first) :]]
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100a", "sm_120a"])
+def test_the_reciprocal_is_what_the_assembler_makes_of_rcp_rn(target: str) -> None:
+    """`near_inverse` has the instructions of rcp.rn.f32 where that takes no branch, so its results are the nearest."""
+    rounded = arithmetic("inverse_of", Target(target))[:4]
+    assert rounded == ["MUFU.RCP r0, r1", "FFMA r2, r1, r0, -1", "FADD.FTZ r2, -r2, -RZ", "FFMA r0, r0, r2, r0"]
+    assert arithmetic("near_inverse", Target(target)) == [*rounded[:2], "FFMA r0, r0, -r2, r0"]
 
 
 NATIVE = (

@@ -19,6 +19,7 @@ from fp4.kernels.target import Target
 from fp4.kernels.tiles import tile_of
 from fp4.runtime.spec import MXFP4, NVFP4, Rotation
 from tests.kernels.requantizing import RECIPES
+from tests.kernels.test_compile import inexact
 
 H32, H128 = Rotation(32, bf16=False), Rotation(128, signs="fresh", bf16=False)
 POSTHOC = NVFP4(rounding="ms_eden", posthoc=True)
@@ -52,13 +53,12 @@ SLOW = [pytest.param(name, target, marks=pytest.mark.slow) for name in SPECS for
 QUICK = [
     pytest.param(name, "sm_90") for name in ("quartet2 decoded", "quartet decoded", "signs of one unit", "rows decoded", "mask")
 ]
-INEXACT = re.compile(r"\.ftz|\.approx|div\.full|mad\.f32")
 
 
 @pytest.mark.parametrize(("name", "target"), [*QUICK, *SLOW])
 def test_nothing_spills_and_nothing_is_approximate(name: str, target: str) -> None:
     compiled = compile_kernel(SPECS[name], Target(target))
-    assert INEXACT.findall(compiled.ptx) == []
+    assert inexact(compiled.ptx) == []
     assert (compiled.spills, compiled.stack) == (0, 0)
     assert compiled.count("STG" if not name.endswith("amax") else "RED|ATOM") > 0
 
@@ -76,7 +76,7 @@ def test_fp8_is_the_hardwares(target: str, dtype: str, q: MXFP4) -> None:
     assert len(re.findall(rf"cvt\.rn\.satfinite\.{dtype}x2\.{source}", compiled.ptx)) == elements // 2
     assert (compiled.spills, compiled.stack) == (0, 0)
     assert compiled.count("STG.E.128") == elements // 16
-    assert INEXACT.findall(compiled.ptx) == []
+    assert inexact(compiled.ptx) == []
 
 
 def test_what_is_masked_stays_in_registers() -> None:
@@ -124,7 +124,7 @@ def second(target: str, swizzled: bool) -> Compiled:
 @pytest.mark.parametrize("swizzled", [False, True])
 def test_the_second_pass(target: str, swizzled: bool) -> None:
     compiled = second(target, swizzled)
-    assert INEXACT.findall(compiled.ptx) == []
+    assert inexact(compiled.ptx) == []
     assert (compiled.spills, compiled.stack) == (0, 0)
     if not swizzled:
         assert compiled.count("LDG.E.128") > 0  # four scales a load

@@ -8,10 +8,11 @@ import triton.language as tl
 
 
 @triton.jit
-def unpack(x):
-    """BF16 to FP32, two at once."""
+def unpack_product(x):
+    """`unpack` by a product in place of a shift, whose units are busier: ptxas is not to know that it is by 2^16."""
     return tl.inline_asm_elementwise(
-        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+        "{ .reg .b32 p; mov.u32 p, %ctaid.z; add.u32 p, p, 65536; mul.lo.u32 $0, $2, p; and.b32 $1, $2, 0xffff0000; }",
+        "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2,
     )
 
 
@@ -78,13 +79,29 @@ def e8m0_inverse(code):
 
 
 @triton.jit
-def round_e2m1(a):
-    """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
-    a = tl.minimum(a, 6.0)
-    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
-    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
-    t = a + magic
-    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
+def e8m0_value(code):
+    """2^(code - 127) of codes 0..254."""
+    return floats(tl.maximum(code << 23, 0x00400000))
+
+
+@triton.jit
+def bent(a):
+    """2^-8 times a - (a - 2)+ / 2 - (a - 4)+ / 4 of magnitudes up to 6.5, for the conversion to E4M3.
+
+    The constants are some units off: where a sum loses its last bit, each midpoint of E2M1 still rounds to even, and the FP32
+    numbers beside it to their sides (tests/kernels/test_assembly.py takes every a).
+    """
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 v, w, t; fma.rn.sat.f32 v, $1, 0f3B000002, 0fBB800003; fma.rn.sat.f32 w, $1, 0f3A7FFFF8, 0fBB7FFFFB; "
+        "neg.f32 v, v; fma.rn.f32 t, $1, 0f3B800000, v; sub.rn.f32 $0, t, w; }",
+        "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1,
+    )
+
+
+@triton.jit
+def with_sign(magnitude, x):
+    """The magnitude with the sign bit of x, -0.0 included."""
+    return floats(bits(magnitude) | (bits(x) & -0x80000000))
 
 
 @triton.jit
@@ -113,10 +130,10 @@ def rows8(x):
 
 
 @triton.jit
-def values_to_codes(a, b, c, d, e, f, g, h):
-    """The codes of eight values of E2M1 by cvt.rn.satfinite.e4m3x2.f32 (sm_89): 2^-6 times them, E4M3's bytes are s00ccc00."""
+def bent_to_codes(a, b, c, d, e, f, g, h):
+    """The codes of eight values of `bent` with their signs."""
     return tl.inline_asm_elementwise(
-        "{ .reg .f32 x<8>; .reg .b16 h<4>; .reg .b32 a, b, c, d; mul.f32 x0, $1, 0f3C800000; mul.f32 x1, $2, 0f3C800000; mul.f32 x2, $3, 0f3C800000; mul.f32 x3, $4, 0f3C800000; mul.f32 x4, $5, 0f3C800000; mul.f32 x5, $6, 0f3C800000; mul.f32 x6, $7, 0f3C800000; mul.f32 x7, $8, 0f3C800000; cvt.rn.satfinite.e4m3x2.f32 h0, x2, x0; cvt.rn.satfinite.e4m3x2.f32 h1, x6, x4; cvt.rn.satfinite.e4m3x2.f32 h2, x3, x1; cvt.rn.satfinite.e4m3x2.f32 h3, x7, x5; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; shr.b32 c, a, 2; shr.b32 a, a, 4; and.b32 c, c, 0x07070707; lop3.b32 c, a, 0x08080808, c, 0xEA; shl.b32 d, b, 2; lop3.b32 c, d, 0x70707070, c, 0xEA; lop3.b32 $0, b, 0x80808080, c, 0xEA; }",
+        "{ .reg .b16 h<4>; .reg .b32 a, b, c, d; cvt.rn.satfinite.e4m3x2.f32 h0, $3, $1; cvt.rn.satfinite.e4m3x2.f32 h1, $7, $5; cvt.rn.satfinite.e4m3x2.f32 h2, $4, $2; cvt.rn.satfinite.e4m3x2.f32 h3, $8, $6; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; mad.lo.u32 c, b, 16, a; shr.b32 d, a, 4; lop3.b32 c, 0x77777777, c, d, 0xCA; lop3.b32 $0, b, 0x80808080, c, 0xEA; }",
         "=r,f,f,f,f,f,f,f,f",
         [a, b, c, d, e, f, g, h],
         dtype=tl.int32,
@@ -126,16 +143,10 @@ def values_to_codes(a, b, c, d, e, f, g, h):
 
 
 @triton.jit
-def e2m1_words(x):
-    """FP32 values of E2M1 (8, G): the codes of eight in a word, row 0 lowest, (G,) int32."""
+def bent_words(x):
+    """Signed values of `bent` (8, G): the codes of eight in a word, row 0 lowest, (G,) int32."""
     a, b, c, d, e, f, g, h = rows8(x)
-    return values_to_codes(a, b, c, d, e, f, g, h)
-
-
-@triton.jit
-def with_sign(magnitude, x):
-    """The magnitude with the sign bit of x, -0.0 included."""
-    return floats(bits(magnitude) | (bits(x) & -0x80000000))
+    return bent_to_codes(a, b, c, d, e, f, g, h)
 
 
 @triton.jit
@@ -167,8 +178,8 @@ def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, 
         raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
         inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
         raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
-        x0 = unpack(raw0)
-        x1 = unpack(raw1)
+        x0 = unpack_product(raw0)
+        x1 = unpack_product(raw1)
         x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
         # rotate: signs (none), 5 butterfly stages, 1/sqrt(32)
@@ -210,7 +221,11 @@ def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, 
         sigma = tl.sqrt_rn(variance * 0.03125)
         exponent = (bits(sigma * 0.48707976937294006 + 9.99999993922529e-09) >> 23) & 0xFF
         scale_code = tl.where(block_max > 0.0, tl.minimum(exponent, 254), 0)
-        value, code = round_e2m1(tl.abs(x * (repeat(e8m0_inverse(scale_code), 2, 1))[None, :]))
+        inverse = repeat(e8m0_inverse(scale_code), 2, 1)
+        scaled = with_sign(bent(tl.minimum(tl.abs(x * inverse[None, :]), 6.0)), x)
+        scaled_left, scaled_right = halves(scaled)
+        low = bent_words(scaled_left)
+        high = bent_words(scaled_right)
         scale_code = tl.where(finite, scale_code, 255)
 
         # store
@@ -220,9 +235,6 @@ def fp4_bf16_hadamard_size_32_bf16_no_mxfp4_scale_rule_quest_packed_rows(x_ptr, 
         block_columns = units // 2
         at = block_row * block_columns + block_column
         tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
-        signed = with_sign(value, x)
-        left, right = halves(signed)
-        low, high = e2m1_words(left), e2m1_words(right)
         word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
         # eight codes a word, the even column in the low nibble
         tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)

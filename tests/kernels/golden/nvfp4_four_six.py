@@ -49,15 +49,18 @@ def larger(a, b):
 
 
 @triton.jit
-def inverse_of(d):
-    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
-    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+def near_inverse(d):
+    """`inverse_of` d in 2^-126 .. 2^126, what rcp.rn.f32 does there without its branch for the rest; NaN of 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 r, e; rcp.approx.ftz.f32 r, $1; fma.rn.f32 e, $1, r, 0fBF800000; neg.f32 e, e; fma.rn.f32 $0, r, e, r; }",
+        "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1,
+    )
 
 
 @triton.jit
 def reciprocal(d):
     """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
-    high = tl.where(d > 0.0, inverse_of(d), 0.0)
+    high = tl.where(d > 0.0, near_inverse(d), 0.0)
     error = tl.fma(high * -1.0, d, 1.0)
     low = error * high
     return high, tl.fma(low, error, low)
@@ -136,75 +139,146 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
     high_6, low_6 = reciprocal(tensor_scale * 6.0 * lift)
     high_4, low_4 = reciprocal(tensor_scale * 4.0 * lift)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    raw0, raw1 = load(x_ptr, (down * TR + g // TB).to(tl.int64), across * TB + g % TB, rows, columns, stride_r, stride_c, tl.program_id(0) < total, WHOLE)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
-        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (down * TR + g // TB).to(tl.int64)
-        unit = across * TB + g % TB
+    if lift == 1.0:
+        down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+        down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+        raw0, raw1 = load(x_ptr, (down * TR + g // TB).to(tl.int64), across * TB + g % TB, rows, columns, stride_r, stride_c, tl.program_id(0) < total, WHOLE)
+        for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+            # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+            row = (down * TR + g // TB).to(tl.int64)
+            unit = across * TB + g % TB
 
-        # the next tile arrives while this one is computed
-        next_across = across + across_step
-        wraps = next_across >= tiles
-        next_down = down + down_step + wraps.to(tl.int32)
-        next_across = next_across - tl.where(wraps, tiles, 0)
-        next_raw0, next_raw1 = load(x_ptr, (next_down * TR + g // TB).to(tl.int64), next_across * TB + g % TB, rows, columns, stride_r, stride_c, tile + tl.num_programs(0) < total, WHOLE)
-        x0 = unpack(raw0)
-        x1 = unpack(raw1)
-        x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+            # the next tile arrives while this one is computed
+            next_across = across + across_step
+            wraps = next_across >= tiles
+            next_down = down + down_step + wraps.to(tl.int32)
+            next_across = next_across - tl.where(wraps, tiles, 0)
+            next_raw0, next_raw1 = load(x_ptr, (next_down * TR + g // TB).to(tl.int64), next_across * TB + g % TB, rows, columns, stride_r, stride_c, tile + tl.num_programs(0) < total, WHOLE)
+            x0 = unpack(raw0)
+            x1 = unpack(raw1)
+            x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
 
-        # amax of each block of 1 x 16: NaN stays NaN
-        pair = larger_of(raw0, raw1)
-        pair = larger_pairs(pair)
-        pair = larger_pairs(pair)
-        largest = tl.reduce(tl.abs(pair.to(tl.float32)), 0, larger)
-        finite = largest < float("inf")
-        block_max = tl.where(finite, largest, 0.0)
+            # amax of each block of 1 x 16: NaN stays NaN
+            pair = larger_of(raw0, raw1)
+            pair = larger_pairs(pair)
+            pair = larger_pairs(pair)
+            largest = tl.reduce(tl.abs(pair.to(tl.float32)), 0, larger)
+            finite = largest < float("inf")
+            block_max = tl.where(finite, largest, 0.0)
 
-        # scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)
-        s6, scale_code6 = round_e4m3(quotient(block_max * lift, high_6, low_6))
-        step = s6 * tensor_scale
-        high, low = reciprocal((step) * lift)
-        value6, code6 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
-        error = tl.abs(x) - value6 * step[None, :]
-        error6 = tl.reshape(error * error, (16 * TR * TB,))
-        error6 = add_halves(error6, 8 * TR * TB)
-        error6 = add_halves(error6, 4 * TR * TB)
-        error6 = add_halves(error6, 2 * TR * TB)
-        error6 = add_halves(error6, 1 * TR * TB)
-        s4, scale_code4 = round_e4m3(quotient(block_max * lift, high_4, low_4))
-        step = s4 * tensor_scale
-        high, low = reciprocal((step) * lift)
-        value4, code4 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
-        error = tl.abs(x) - value4 * step[None, :]
-        error4 = tl.reshape(error * error, (16 * TR * TB,))
-        error4 = add_halves(error4, 8 * TR * TB)
-        error4 = add_halves(error4, 4 * TR * TB)
-        error4 = add_halves(error4, 2 * TR * TB)
-        error4 = add_halves(error4, 1 * TR * TB)
-        four = error4 < error6  # a tie keeps 6
-        s, scale_code = tl.where(four, s4, s6), tl.where(four, scale_code4, scale_code6)
-        four = four
-        four = four[None, :]
-        value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)
-        scale_code = tl.where(finite, scale_code, 127)
+            # scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)
+            s6, scale_code6 = round_e4m3(quotient(block_max, high_6, low_6))
+            step = s6 * tensor_scale
+            high, low = reciprocal((step))
+            value6, code6 = round_e2m1(tl.abs(quotient(x, high[None, :], low[None, :])))
+            error = tl.abs(x) - value6 * step[None, :]
+            error6 = tl.reshape(error * error, (16 * TR * TB,))
+            error6 = add_halves(error6, 8 * TR * TB)
+            error6 = add_halves(error6, 4 * TR * TB)
+            error6 = add_halves(error6, 2 * TR * TB)
+            error6 = add_halves(error6, 1 * TR * TB)
+            s4, scale_code4 = round_e4m3(quotient(block_max, high_4, low_4))
+            step = s4 * tensor_scale
+            high, low = reciprocal((step))
+            value4, code4 = round_e2m1(tl.abs(quotient(x, high[None, :], low[None, :])))
+            error = tl.abs(x) - value4 * step[None, :]
+            error4 = tl.reshape(error * error, (16 * TR * TB,))
+            error4 = add_halves(error4, 8 * TR * TB)
+            error4 = add_halves(error4, 4 * TR * TB)
+            error4 = add_halves(error4, 2 * TR * TB)
+            error4 = add_halves(error4, 1 * TR * TB)
+            four = error4 < error6  # a tie keeps 6
+            s, scale_code = tl.where(four, s4, s6), tl.where(four, scale_code4, scale_code6)
+            four = four
+            four = four[None, :]
+            value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)
+            scale_code = tl.where(finite, scale_code, 127)
 
-        # store
-        s = tl.where(finite, s, float("nan"))
-        value_ = tl.permute(tl.reshape(value, (2, value.shape[0] // 2, TR * TB)), (1, 2, 0))
-        value0, value1 = tl.split(value_)
-        y0 = signed_pairs(value0, raw0, s)
-        y1 = signed_pairs(value1, raw1, s)
-        j = tl.arange(0, 8)[:, None]
-        target = y_ptr + (row * width + unit * 16)[None, :] + j
-        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < width)) | WHOLE
-        tl.store(target, y0, mask=inside)
-        inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)) | WHOLE
-        tl.store(target + 8, y1, mask=inside)
-        raw0 = next_raw0
-        raw1 = next_raw1
-        down, across = next_down, next_across
+            # store
+            s = tl.where(finite, s, float("nan"))
+            value_ = tl.permute(tl.reshape(value, (2, value.shape[0] // 2, TR * TB)), (1, 2, 0))
+            value0, value1 = tl.split(value_)
+            y0 = signed_pairs(value0, raw0, s)
+            y1 = signed_pairs(value1, raw1, s)
+            j = tl.arange(0, 8)[:, None]
+            target = y_ptr + (row * width + unit * 16)[None, :] + j
+            inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < width)) | WHOLE
+            tl.store(target, y0, mask=inside)
+            inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)) | WHOLE
+            tl.store(target + 8, y1, mask=inside)
+            raw0 = next_raw0
+            raw1 = next_raw1
+            down, across = next_down, next_across
+    else:
+        down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+        down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+        raw0, raw1 = load(x_ptr, (down * TR + g // TB).to(tl.int64), across * TB + g % TB, rows, columns, stride_r, stride_c, tl.program_id(0) < total, WHOLE)
+        for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+            # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+            row = (down * TR + g // TB).to(tl.int64)
+            unit = across * TB + g % TB
+
+            # the next tile arrives while this one is computed
+            next_across = across + across_step
+            wraps = next_across >= tiles
+            next_down = down + down_step + wraps.to(tl.int32)
+            next_across = next_across - tl.where(wraps, tiles, 0)
+            next_raw0, next_raw1 = load(x_ptr, (next_down * TR + g // TB).to(tl.int64), next_across * TB + g % TB, rows, columns, stride_r, stride_c, tile + tl.num_programs(0) < total, WHOLE)
+            x0 = unpack(raw0)
+            x1 = unpack(raw1)
+            x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
+
+            # amax of each block of 1 x 16: NaN stays NaN
+            pair = larger_of(raw0, raw1)
+            pair = larger_pairs(pair)
+            pair = larger_pairs(pair)
+            largest = tl.reduce(tl.abs(pair.to(tl.float32)), 0, larger)
+            finite = largest < float("inf")
+            block_max = tl.where(finite, largest, 0.0)
+
+            # scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)
+            s6, scale_code6 = round_e4m3(quotient(block_max * lift, high_6, low_6))
+            step = s6 * tensor_scale
+            high, low = reciprocal((step) * lift)
+            value6, code6 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
+            error = tl.abs(x) - value6 * step[None, :]
+            error6 = tl.reshape(error * error, (16 * TR * TB,))
+            error6 = add_halves(error6, 8 * TR * TB)
+            error6 = add_halves(error6, 4 * TR * TB)
+            error6 = add_halves(error6, 2 * TR * TB)
+            error6 = add_halves(error6, 1 * TR * TB)
+            s4, scale_code4 = round_e4m3(quotient(block_max * lift, high_4, low_4))
+            step = s4 * tensor_scale
+            high, low = reciprocal((step) * lift)
+            value4, code4 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
+            error = tl.abs(x) - value4 * step[None, :]
+            error4 = tl.reshape(error * error, (16 * TR * TB,))
+            error4 = add_halves(error4, 8 * TR * TB)
+            error4 = add_halves(error4, 4 * TR * TB)
+            error4 = add_halves(error4, 2 * TR * TB)
+            error4 = add_halves(error4, 1 * TR * TB)
+            four = error4 < error6  # a tie keeps 6
+            s, scale_code = tl.where(four, s4, s6), tl.where(four, scale_code4, scale_code6)
+            four = four
+            four = four[None, :]
+            value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)
+            scale_code = tl.where(finite, scale_code, 127)
+
+            # store
+            s = tl.where(finite, s, float("nan"))
+            value_ = tl.permute(tl.reshape(value, (2, value.shape[0] // 2, TR * TB)), (1, 2, 0))
+            value0, value1 = tl.split(value_)
+            y0 = signed_pairs(value0, raw0, s)
+            y1 = signed_pairs(value1, raw1, s)
+            j = tl.arange(0, 8)[:, None]
+            target = y_ptr + (row * width + unit * 16)[None, :] + j
+            inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < width)) | WHOLE
+            tl.store(target, y0, mask=inside)
+            inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)) | WHOLE
+            tl.store(target + 8, y1, mask=inside)
+            raw0 = next_raw0
+            raw1 = next_raw1
+            down, across = next_down, next_across
 
 
 kernel = fp4_bf16_nvfp4_four_six_yes_decoded_rows

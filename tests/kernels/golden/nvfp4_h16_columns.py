@@ -8,10 +8,11 @@ import triton.language as tl
 
 
 @triton.jit
-def unpack(x):
-    """BF16 to FP32, two at once."""
+def unpack_product(x):
+    """`unpack` by a product in place of a shift, whose units are busier: ptxas is not to know that it is by 2^16."""
     return tl.inline_asm_elementwise(
-        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+        "{ .reg .b32 p; mov.u32 p, %ctaid.z; add.u32 p, p, 65536; mul.lo.u32 $0, $2, p; and.b32 $1, $2, 0xffff0000; }",
+        "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2,
     )
 
 
@@ -35,18 +36,30 @@ def butterfly(x, B: tl.constexpr):
 
 
 @triton.jit
-def round_bf16_pairs(x):
-    """FP32 rounded to the nearest BF16, still FP32; cvt.rn.bf16x2.f32, two at once (one alone is a slow instruction)."""
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }",
-        "=f,=f,f,f", [x], dtype=tl.float32, is_pure=True, pack=2,
-    )
+def to_bf16_pairs(x):
+    """FP32 to the nearest BF16; cvt.rn.bf16x2.f32, two at once."""
+    return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2)
 
 
 @triton.jit
 def bits(x):
     """The bits of FP32 values, int32."""
     return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def larger_of(a, b):
+    """The larger magnitude of BF16, NaN where one is, two at once; its sign means nothing."""
+    return tl.inline_asm_elementwise(
+        "max.NaN.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def larger_pairs(x):
+    """`larger_of` rows i and N + i of BF16 (2N, G): (N, G)."""
+    a, b = tl.split(tl.permute(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), (1, 2, 0)))
+    return larger_of(a, b)
 
 
 @triton.jit
@@ -67,18 +80,49 @@ def round_e4m3(a):
 
 
 @triton.jit
-def inverse_of(d):
-    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
-    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+def near_inverse(d):
+    """`inverse_of` d in 2^-126 .. 2^126, what rcp.rn.f32 does there without its branch for the rest; NaN of 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 r, e; rcp.approx.ftz.f32 r, $1; fma.rn.f32 e, $1, r, 0fBF800000; neg.f32 e, e; fma.rn.f32 $0, r, e, r; }",
+        "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1,
+    )
 
 
 @triton.jit
-def round_e2m1_fma(a):
-    """`round_e2m1` without an integer sum, which takes a register of its own."""
-    a = tl.minimum(a, 6.0)
-    binade = floats(bits(tl.maximum(a, 1.0)) & 0x7F800000)
-    t = tl.fma(binade, 4194304.0, a)
-    return tl.fma(binade, -4194304.0, t), (bits(t) + (bits(binade) >> 22) + 2) & 7
+def bent(a):
+    """2^-8 times a - (a - 2)+ / 2 - (a - 4)+ / 4 of magnitudes up to 6.5, for the conversion to E4M3.
+
+    The constants are some units off: where a sum loses its last bit, each midpoint of E2M1 still rounds to even, and the FP32
+    numbers beside it to their sides (tests/kernels/test_assembly.py takes every a).
+    """
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 v, w, t; fma.rn.sat.f32 v, $1, 0f3B000002, 0fBB800003; fma.rn.sat.f32 w, $1, 0f3A7FFFF8, 0fBB7FFFFB; "
+        "neg.f32 v, v; fma.rn.f32 t, $1, 0f3B800000, v; sub.rn.f32 $0, t, w; }",
+        "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1,
+    )
+
+
+@triton.jit
+def bounded_pairs(x, bound):
+    """BF16 x (U, G) with magnitudes of at most bound (G,), that of a NaN: min.xorsign.abs.bf16x2, two at once."""
+    bound = bound.to(tl.bfloat16)[None, :]
+    return tl.inline_asm_elementwise(
+        "min.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [x, bound], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def magnitude(x, y):
+    """|x| * y in one instruction."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 a; abs.f32 a, $1; mul.rn.f32 $0, a, $2; }", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def halves(x):
+    """(16, G): rows 0 to 7 and rows 8 to 15."""
+    return tl.split(tl.permute(tl.reshape(x, (2, 8, x.shape[1])), (1, 2, 0)))
 
 
 @triton.jit
@@ -107,35 +151,24 @@ def rows8(x):
 
 
 @triton.jit
-def values_to_codes(a, b, c, d, e, f, g, h):
-    """The codes of eight values of E2M1 by cvt.rn.satfinite.e4m3x2.f32 (sm_89): 2^-6 times them, E4M3's bytes are s00ccc00."""
+def bent_to_codes_signed_across(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p):
+    """The codes of eight values of `bent`, with the signs of eight of BF16, whose registers hold two words' at a place."""
     return tl.inline_asm_elementwise(
-        "{ .reg .f32 x<8>; .reg .b16 h<4>; .reg .b32 a, b, c, d; mul.f32 x0, $1, 0f3C800000; mul.f32 x1, $2, 0f3C800000; mul.f32 x2, $3, 0f3C800000; mul.f32 x3, $4, 0f3C800000; mul.f32 x4, $5, 0f3C800000; mul.f32 x5, $6, 0f3C800000; mul.f32 x6, $7, 0f3C800000; mul.f32 x7, $8, 0f3C800000; cvt.rn.satfinite.e4m3x2.f32 h0, x2, x0; cvt.rn.satfinite.e4m3x2.f32 h1, x6, x4; cvt.rn.satfinite.e4m3x2.f32 h2, x3, x1; cvt.rn.satfinite.e4m3x2.f32 h3, x7, x5; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; shr.b32 c, a, 2; shr.b32 a, a, 4; and.b32 c, c, 0x07070707; lop3.b32 c, a, 0x08080808, c, 0xEA; shl.b32 d, b, 2; lop3.b32 c, d, 0x70707070, c, 0xEA; lop3.b32 $0, b, 0x80808080, c, 0xEA; }",
-        "=r,f,f,f,f,f,f,f,f",
-        [a, b, c, d, e, f, g, h],
+        "{ .reg .b16 h<4>; .reg .b32 a, b, c, e, o, p, q, r, s; prmt.b32 p, $18, $20, 0x7351; prmt.b32 q, $22, $24, 0x7351; prmt.b32 r, $19, $21, 0x7351; prmt.b32 s, $23, $25, 0x7351; cvt.rn.satfinite.e4m3x2.f32 h0, $6, $2; cvt.rn.satfinite.e4m3x2.f32 h1, $14, $10; cvt.rn.satfinite.e4m3x2.f32 h2, $8, $4; cvt.rn.satfinite.e4m3x2.f32 h3, $16, $12; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; mad.lo.u32 c, b, 16, a; prmt.b32 e, p, q, 0x5410; prmt.b32 o, r, s, 0x5410; shr.b32 e, e, 4; lop3.b32 c, e, 0x08080808, c, 0xEA; lop3.b32 $0, o, 0x80808080, c, 0xEA; cvt.rn.satfinite.e4m3x2.f32 h0, $7, $3; cvt.rn.satfinite.e4m3x2.f32 h1, $15, $11; cvt.rn.satfinite.e4m3x2.f32 h2, $9, $5; cvt.rn.satfinite.e4m3x2.f32 h3, $17, $13; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; mad.lo.u32 c, b, 16, a; prmt.b32 e, p, q, 0x7632; prmt.b32 o, r, s, 0x7632; shr.b32 e, e, 4; lop3.b32 c, e, 0x08080808, c, 0xEA; lop3.b32 $1, o, 0x80808080, c, 0xEA; }",
+        "=r,=r,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,r,r,r,r,r,r,r,r",
+        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p],
         dtype=tl.int32,
         is_pure=True,
-        pack=1,
+        pack=2,
     )
 
 
 @triton.jit
-def e2m1_words(x):
-    """FP32 values of E2M1 (8, G): the codes of eight in a word, row 0 lowest, (G,) int32."""
+def bent_words_signed_across(x, raw):
+    """Values of `bent` (8, G), signs of raw, BF16, two words' elements a register: codes of eight in a word, (G,) int32."""
     a, b, c, d, e, f, g, h = rows8(x)
-    return values_to_codes(a, b, c, d, e, f, g, h)
-
-
-@triton.jit
-def with_sign(magnitude, x):
-    """The magnitude with the sign bit of x, -0.0 included."""
-    return floats(bits(magnitude) | (bits(x) & -0x80000000))
-
-
-@triton.jit
-def halves(x):
-    """(16, G): rows 0 to 7 and rows 8 to 15."""
-    return tl.split(tl.permute(tl.reshape(x, (2, 8, x.shape[1])), (1, 2, 0)))
+    i, j, k, l, m, n, o, p = rows8(raw)
+    return bent_to_codes_signed_across(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
 
 
 @triton.jit
@@ -153,6 +186,7 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
     tensor_max = tl.load(amax_ptr)
     encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
     tensor_scale = tl.div_rn(1.0, encode)
+    raise_ = tl.where(tensor_scale < 8.673617379884035e-19, 1.152921504606847e+18, 1.0)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
     across, down = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     across_step, down_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
@@ -167,7 +201,7 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
         source = tl.max_contiguous(source, (1, 4))  # 4 rows a thread: more would take all its registers
         inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
         raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
-        x = unpack(raw0)
+        x = unpack_product(raw0)
 
         # rotate: signs (fixed), 4 butterfly stages, 1/sqrt(16)
         x = x * sign
@@ -178,17 +212,26 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
         x = butterfly(x, 8 * TR * TB)
         x = tl.reshape(x, (16, TR * TB))
         x = x * 0.25
-        x = round_bf16_pairs(x)
+        raw0 = to_bf16_pairs(x)
+        x = unpack_product(raw0)
 
         # amax of each block of 1 x 16: NaN stays NaN
-        largest = tl.reduce(tl.abs(x), 0, larger)
+        pair = larger_pairs(raw0)
+        pair = larger_pairs(pair)
+        pair = larger_pairs(pair)
+        largest = tl.reduce(tl.abs(pair.to(tl.float32)), 0, larger)
         finite = largest < float("inf")
         block_max = tl.where(finite, largest, 0.0)
 
         # scales (NVIDIA 2509.25149, appendix B)
         s, scale_code = round_e4m3(block_max * (encode * 0.1666666716337204))
-        inverse = tl.minimum(inverse_of(s * tensor_scale), 3.4028234663852886e+38)
-        value, code = round_e2m1_fma(tl.abs(x * inverse[None, :]))
+        inverse = tl.minimum(near_inverse(s * tensor_scale * raise_) * raise_, 3.4028234663852886e+38)
+        bound = tl.maximum(6.0 * (s * tensor_scale), 1.7632415262334313e-38)
+        raw_left, raw_right = halves(raw0)
+        scaled = bent(magnitude(unpack_product(bounded_pairs(raw_left, bound)), inverse[None, :]))
+        low = bent_words_signed_across(scaled, raw_left)
+        scaled = bent(magnitude(unpack_product(bounded_pairs(raw_right, bound)), inverse[None, :]))
+        high = bent_words_signed_across(scaled, raw_right)
         scale_code = tl.where(finite, scale_code, 127)
 
         # store
@@ -197,9 +240,6 @@ def fp4_bf16_hadamard_signs_fixed_nvfp4_packed_columns(x_ptr, amax_ptr, tensor_s
         block_columns = units
         at = block_row * block_columns + block_column
         tl.store(scales_ptr + at, tl.trans(tl.reshape(scale_code, (TB, TR))).to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
-        signed = with_sign(value, x)
-        left, right = halves(signed)
-        low, high = e2m1_words(left), e2m1_words(right)
         word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
         stored_row = (down * (TR) + tl.arange(0, TR)[:, None]).to(tl.int64)
         stored_unit = across * (TB) + tl.arange(0, TB)[None, :]

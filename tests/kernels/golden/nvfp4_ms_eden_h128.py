@@ -83,15 +83,18 @@ def larger_halves(x, B: tl.constexpr):
 
 
 @triton.jit
-def inverse_of(d):
-    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
-    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+def near_inverse(d):
+    """`inverse_of` d in 2^-126 .. 2^126, what rcp.rn.f32 does there without its branch for the rest; NaN of 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 r, e; rcp.approx.ftz.f32 r, $1; fma.rn.f32 e, $1, r, 0fBF800000; neg.f32 e, e; fma.rn.f32 $0, r, e, r; }",
+        "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1,
+    )
 
 
 @triton.jit
 def reciprocal(d):
     """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
-    high = tl.where(d > 0.0, inverse_of(d), 0.0)
+    high = tl.where(d > 0.0, near_inverse(d), 0.0)
     error = tl.fma(high * -1.0, d, 1.0)
     low = error * high
     return high, tl.fma(low, error, low)
@@ -330,8 +333,9 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
         at = block_row * block_columns + block_column
         tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
         signed = with_sign(value, x)
-        left, right = halves(signed)
-        low, high = e2m1_words(left), e2m1_words(right)
+        signed_left, signed_right = halves(signed)
+        low = e2m1_words(signed_left)
+        high = e2m1_words(signed_right)
         word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
         # eight codes a word, the even column in the low nibble
         tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)

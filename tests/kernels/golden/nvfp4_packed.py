@@ -60,19 +60,43 @@ def round_e4m3(a):
 
 
 @triton.jit
-def inverse_of(d):
-    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
-    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+def near_inverse(d):
+    """`inverse_of` d in 2^-126 .. 2^126, what rcp.rn.f32 does there without its branch for the rest; NaN of 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 r, e; rcp.approx.ftz.f32 r, $1; fma.rn.f32 e, $1, r, 0fBF800000; neg.f32 e, e; fma.rn.f32 $0, r, e, r; }",
+        "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1,
+    )
 
 
 @triton.jit
-def round_e2m1(a):
-    """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
-    a = tl.minimum(a, 6.0)
-    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
-    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
-    t = a + magic
-    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
+def bent(a):
+    """2^-8 times a - (a - 2)+ / 2 - (a - 4)+ / 4 of magnitudes up to 6.5, for the conversion to E4M3.
+
+    The constants are some units off: where a sum loses its last bit, each midpoint of E2M1 still rounds to even, and the FP32
+    numbers beside it to their sides (tests/kernels/test_assembly.py takes every a).
+    """
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 v, w, t; fma.rn.sat.f32 v, $1, 0f3B000002, 0fBB800003; fma.rn.sat.f32 w, $1, 0f3A7FFFF8, 0fBB7FFFFB; "
+        "neg.f32 v, v; fma.rn.f32 t, $1, 0f3B800000, v; sub.rn.f32 $0, t, w; }",
+        "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1,
+    )
+
+
+@triton.jit
+def bounded_pairs(x, bound):
+    """BF16 x (U, G) with magnitudes of at most bound (G,), that of a NaN: min.xorsign.abs.bf16x2, two at once."""
+    bound = bound.to(tl.bfloat16)[None, :]
+    return tl.inline_asm_elementwise(
+        "min.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [x, bound], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def magnitude(x, y):
+    """|x| * y in one instruction."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 a; abs.f32 a, $1; mul.rn.f32 $0, a, $2; }", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
@@ -101,12 +125,23 @@ def rows8(x):
 
 
 @triton.jit
-def values_to_codes(a, b, c, d, e, f, g, h):
-    """The codes of eight values of E2M1 by cvt.rn.satfinite.e4m3x2.f32 (sm_89): 2^-6 times them, E4M3's bytes are s00ccc00."""
+def pair_bits(x):
+    """BF16 (8, G) to the four words (G,) of two neighbours each."""
+    even, odd = even_odd(x)
+    word = tl.inline_asm_elementwise("mov.b32 $0, {$1, $2};", "=r,h,h", [even, odd], dtype=tl.int32, is_pure=True, pack=1)
+    even, odd = even_odd(word)
+    a, c = even_odd(even)
+    b, d = even_odd(odd)
+    return flat(a), flat(b), flat(c), flat(d)
+
+
+@triton.jit
+def bent_to_codes_signed(a, b, c, d, e, f, g, h, p, q, r, s):
+    """The codes of eight values of `bent`, with the signs of four words of two BF16 each."""
     return tl.inline_asm_elementwise(
-        "{ .reg .f32 x<8>; .reg .b16 h<4>; .reg .b32 a, b, c, d; mul.f32 x0, $1, 0f3C800000; mul.f32 x1, $2, 0f3C800000; mul.f32 x2, $3, 0f3C800000; mul.f32 x3, $4, 0f3C800000; mul.f32 x4, $5, 0f3C800000; mul.f32 x5, $6, 0f3C800000; mul.f32 x6, $7, 0f3C800000; mul.f32 x7, $8, 0f3C800000; cvt.rn.satfinite.e4m3x2.f32 h0, x2, x0; cvt.rn.satfinite.e4m3x2.f32 h1, x6, x4; cvt.rn.satfinite.e4m3x2.f32 h2, x3, x1; cvt.rn.satfinite.e4m3x2.f32 h3, x7, x5; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; shr.b32 c, a, 2; shr.b32 a, a, 4; and.b32 c, c, 0x07070707; lop3.b32 c, a, 0x08080808, c, 0xEA; shl.b32 d, b, 2; lop3.b32 c, d, 0x70707070, c, 0xEA; lop3.b32 $0, b, 0x80808080, c, 0xEA; }",
-        "=r,f,f,f,f,f,f,f,f",
-        [a, b, c, d, e, f, g, h],
+        "{ .reg .b16 h<4>; .reg .b32 a, b, c, e, o, p, q; cvt.rn.satfinite.e4m3x2.f32 h0, $3, $1; cvt.rn.satfinite.e4m3x2.f32 h1, $7, $5; cvt.rn.satfinite.e4m3x2.f32 h2, $4, $2; cvt.rn.satfinite.e4m3x2.f32 h3, $8, $6; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; mad.lo.u32 c, b, 16, a; prmt.b32 p, $9, $10, 0x7351; prmt.b32 q, $11, $12, 0x7351; prmt.b32 e, p, q, 0x5410; prmt.b32 o, p, q, 0x7632; shr.b32 e, e, 4; lop3.b32 c, e, 0x08080808, c, 0xEA; lop3.b32 $0, o, 0x80808080, c, 0xEA; }",
+        "=r,f,f,f,f,f,f,f,f,r,r,r,r",
+        [a, b, c, d, e, f, g, h, p, q, r, s],
         dtype=tl.int32,
         is_pure=True,
         pack=1,
@@ -114,22 +149,11 @@ def values_to_codes(a, b, c, d, e, f, g, h):
 
 
 @triton.jit
-def e2m1_words(x):
-    """FP32 values of E2M1 (8, G): the codes of eight in a word, row 0 lowest, (G,) int32."""
+def bent_words_signed(x, raw):
+    """Values of `bent` (8, G), signs of raw, BF16, two neighbours a register: the codes of eight in a word, (G,) int32."""
     a, b, c, d, e, f, g, h = rows8(x)
-    return values_to_codes(a, b, c, d, e, f, g, h)
-
-
-@triton.jit
-def with_sign(magnitude, x):
-    """The magnitude with the sign bit of x, -0.0 included."""
-    return floats(bits(magnitude) | (bits(x) & -0x80000000))
-
-
-@triton.jit
-def halves(x):
-    """(16, G): rows 0 to 7 and rows 8 to 15."""
-    return tl.split(tl.permute(tl.reshape(x, (2, 8, x.shape[1])), (1, 2, 0)))
+    p, q, r, s = pair_bits(raw)
+    return bent_to_codes_signed(a, b, c, d, e, f, g, h, p, q, r, s)
 
 
 @triton.jit
@@ -143,6 +167,7 @@ def fp4_bf16_nvfp4_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, co
     tensor_max = tl.load(amax_ptr)
     encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
     tensor_scale = tl.div_rn(1.0, encode)
+    raise_ = tl.where(tensor_scale < 8.673617379884035e-19, 1.152921504606847e+18, 1.0)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
@@ -172,8 +197,12 @@ def fp4_bf16_nvfp4_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, co
 
         # scales (NVIDIA 2509.25149, appendix B)
         s, scale_code = round_e4m3(block_max * (encode * 0.1666666716337204))
-        inverse = tl.minimum(inverse_of(s * tensor_scale), 3.4028234663852886e+38)
-        value, code = round_e2m1(tl.abs(x * inverse[None, :]))
+        inverse = tl.minimum(near_inverse(s * tensor_scale * raise_) * raise_, 3.4028234663852886e+38)
+        bound = tl.maximum(6.0 * (s * tensor_scale), 1.7632415262334313e-38)
+        scaled = bent(magnitude(unpack(bounded_pairs(raw0, bound)), inverse[None, :]))
+        low = bent_words_signed(scaled, raw0)
+        scaled = bent(magnitude(unpack(bounded_pairs(raw1, bound)), inverse[None, :]))
+        high = bent_words_signed(scaled, raw1)
         scale_code = tl.where(finite, scale_code, 127)
 
         # store
@@ -181,9 +210,6 @@ def fp4_bf16_nvfp4_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, scales_ptr, co
         block_columns = units
         at = block_row * block_columns + block_column
         tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
-        signed = with_sign(value, x)
-        left, right = halves(signed)
-        low, high = e2m1_words(left), e2m1_words(right)
         word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
         # eight codes a word, the even column in the low nibble
         tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)
