@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 
 from fp4.kernels import quantize as kernels
+from fp4.kernels.build import build
+from fp4.kernels.helpers import HELPERS
 from fp4.kernels.kernelspec import KernelSpec
 from fp4.kernels.launch import flat
 from fp4.kernels.launch import launcher as launcher_of
@@ -111,11 +113,11 @@ def equality_of(case: tuple[int, int, float]) -> dict[str, Any]:
     return result
 
 
-def together(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parts of each specification as one."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+def together(rows: list[dict[str, Any]], names: tuple[str, ...] = ("quantizer", "rotation")) -> list[dict[str, Any]]:
+    """The parts of each case as one. names: of what tells cases apart."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        whole = found.setdefault((row["quantizer"], row["rotation"]), row)
+        whole = found.setdefault(tuple(row[name] for name in names), row)
         if whole is not row:
             whole["inputs"] += row["inputs"]
             whole["unequal"] |= row["unequal"]
@@ -178,6 +180,19 @@ def beyond_int32() -> dict[str, Any]:
         "rows": torch.equal(codes[-64:], few[0]) and torch.equal(scales[-64:], few[1]),
         "columns": torch.equal(flipped[0][:, -2048:], few_flipped[0]) and torch.equal(flipped[1][:, -256:], few_flipped[1]),
     }
+
+
+def reciprocals() -> dict[str, int]:
+    """By exponent, how many significands have a reciprocal, by the kernels' helper, that is not the nearest FP32."""
+    text = f"import triton\nimport triton.language as tl\n\n\n{HELPERS['near_inverse']}\n\n\n"
+    text += "@triton.jit\ndef kernel(x_ptr, N: tl.constexpr):\n    i = x_ptr + tl.program_id(0) * N + tl.arange(0, N)\n"
+    kernel, found = build(text + "    tl.store(i, near_inverse(tl.load(i)))\n"), {}
+    for exponent in (-126, -125, -100, -64, -1, 0, 1, 64, 100, 124, 125):
+        x = (torch.arange(1 << 23, device="cuda", dtype=torch.int32) | (exponent + 127) << 23).view(torch.float32)
+        nearest = (1 / x.double()).float()
+        kernel[(x.numel() // 1024,)](x, N=1024)
+        found[f"2^{exponent}"] = int((x != nearest).sum())
+    return found
 
 
 # -- speed
@@ -409,6 +424,7 @@ def main() -> None:
             parts += [
                 ("graph replays", graph_replays_draw_anew),
                 ("beyond int32", beyond_int32),
+                ("unequal reciprocals", reciprocals),
                 ("equality", lambda: equality(pool)),
             ]
         if "speed" in chosen or "usual" in chosen:

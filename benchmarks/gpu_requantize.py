@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_kernels import copy_rate, graph_seconds
+from benchmarks.gpu_kernels import copy_rate, graph_seconds, together
 from fp4.kernels import masks
 from fp4.kernels import quantize as plain
 from fp4.kernels import requantize as kernels
@@ -40,6 +40,7 @@ from tests.runtime.cases import DATA, SHAPES, gaussian
 SEED, SITE = 5, 3
 WORKERS = 12
 EQUALITY_SECONDS = 150.0
+PARTS_OF_INPUTS = 4  # a case's inputs are compared in so many parts
 SIZES = ((16384, 4096), (4096, 11008))
 NAMES = ("quartet2", "quartet")
 
@@ -56,9 +57,9 @@ def inputs() -> dict[str, Callable[[], Tensor]]:
     return found
 
 
-def equality_of(job: tuple[int, bool, float]) -> dict[str, Any]:
-    """One case on every input, in a worker."""
-    index, transposed, deadline = job
+def equality_of(job: tuple[int, bool, int, float]) -> dict[str, Any]:
+    """One case on every PARTS_OF_INPUTS-th input from the given one, in a worker."""
+    index, transposed, first, deadline = job
     torch.set_num_threads(1)
     source, q, rotation = CASES[index]
     result: dict[str, Any] = {
@@ -70,7 +71,7 @@ def equality_of(job: tuple[int, bool, float]) -> dict[str, Any]:
         "unequal": {},
         "failed": {},
     }
-    for name, make in inputs().items():
+    for name, make in list(inputs().items())[first::PARTS_OF_INPUTS]:
         if time.time() > deadline:
             result["cut off before"] = name
             break
@@ -123,19 +124,21 @@ def masks_of(index: int) -> dict[str, Any]:
 
 def equality(pool: Any, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     start = time.time()
-    jobs = [(i, transposed, start + EQUALITY_SECONDS) for i in range(len(CASES)) for transposed in (True, False)]
+    cases = list(itertools.product(range(len(CASES)), (True, False)))
+    jobs = [(*case, first, start + EQUALITY_SECONDS) for first in range(PARTS_OF_INPUTS) for case in cases]
     masks = pool.map_async(masks_of, range(len(ROTATIONS)), chunksize=1)  # first: they take seconds, the others minutes
     others = pool.imap_unordered(equality_of, jobs, chunksize=1)
     masked = masks.get()
     found: dict[str, Any] = {"masks equal": not any(r["unequal"] or "failed" in r for r in masked), "masks": masked}
     save(found)
-    rows = list(others)
+    rows = together(list(others), ("source", "quantizer", "rotation", "transposed"))
     bad = [r for r in rows if r["unequal"] or r["failed"] or "cut off before" in r]
     return {
         **found,
         "cases": len(rows),
         "inputs each": len(inputs()),
         "comparisons": sum(r["inputs"] for r in rows),
+        "fewest of a case": min(r["inputs"] for r in rows),
         "all equal": not bad,
         "not all equal": bad,
         "seconds": time.time() - start,

@@ -26,13 +26,15 @@ LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\S+\s+)?(\S+)(.*)", re.M
 
 
 def loop(sass: str) -> int:
-    """Instructions of the longest loop: between a branch back and its target."""
+    """Instructions of the loop over tiles, between a branch back and its target; of two the shorter, the other being rare."""
     lines = [(int(address, 16), name, rest) for address, name, rest in LINE.findall(sass)]
-    longest = 0
+    loops = []
     for place, name, rest in lines:
         if name.startswith("BRA") and (found := re.search(r"0x([0-9a-f]+)", rest)):
-            longest = max(longest, sum(int(found[1], 16) <= address <= place for address, _, _ in lines))
-    return longest
+            loops.append((sum(int(found[1], 16) <= address <= place for address, _, _ in lines), int(found[1], 16), place))
+    longest = max(loops)
+    beside = [found for found in loops if found[0] > longest[0] / 2 and (found[2] < longest[1] or longest[2] < found[1])]
+    return min([longest, *beside])[0]
 
 
 def moved(spec: KernelSpec) -> float:

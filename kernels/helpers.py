@@ -29,8 +29,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "element_value": ("floats",),
     "element_value_signed": ("floats",),
     "with_sign": ("bits", "floats"),
-    "divide": ("bits", "floats", "near_inverse"),
-    "reciprocal": ("near_inverse",),
     "butterfly": ("floats",),
     "last_butterfly": ("floats",),
 }
@@ -307,51 +305,6 @@ def signed_pairs_fp32(value, x, s):
 ''',
 )
 helper(
-    "divide",
-    '''
-@triton.jit
-def divide(x, d):
-    """x (U, G) / d (G,), rounded to the nearest where it is in 2^-100 .. 2^100; tiny, huge or NaN beyond.
-
-    One IEEE reciprocal for all of a column, then Markstein's correction, twice: fma.rn.f32. d comes into [1, 2) first, so that
-    nothing that matters over- or underflows.
-    """
-    power = floats(tl.minimum(tl.maximum((254 << 23) - (bits(d) & 0x7F800000), 1 << 23), 253 << 23))
-    n = d * power
-    r = tl.broadcast_to(near_inverse(n)[None, :], x.shape)
-    minus = tl.broadcast_to((n * -1.0)[None, :], x.shape)
-    x = x * power[None, :]
-    q = x * r
-    q = tl.fma(tl.fma(q, minus, x), r, q)
-    return tl.fma(tl.fma(q, minus, x), r, q)
-''',
-)
-helper(
-    "reciprocal",
-    '''
-@triton.jit
-def reciprocal(d):
-    """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
-    high = tl.where(d > 0.0, near_inverse(d), 0.0)
-    error = tl.fma(high * -1.0, d, 1.0)
-    low = error * high
-    return high, tl.fma(low, error, low)
-''',
-)
-helper(
-    "quotient",
-    '''
-@triton.jit
-def quotient(x, high, low):
-    """x / d of d's reciprocal, by fma.rn.f32; 0 where that is 0, NaN of Inf or NaN there.
-
-    Not always the nearest, but on the same side of each midpoint of E2M1 and E4M3 as the nearest (checked for every significand
-    of d in tests/kernels/test_quotient.py), so that it rounds to the same element.
-    """
-    return tl.fma(x, tl.broadcast_to(high, x.shape), x * low)
-''',
-)
-helper(
     "with_sign",
     '''
 @triton.jit
@@ -436,27 +389,6 @@ def round_e4m3(a):
         "cvt.rn.satfinite.e4m3x2.f32 p, 0f00000000, a; cvt.u32.u16 $1, p; "
         "cvt.rn.f16x2.e4m3x2 v, p; mov.b32 {f, g}, v; cvt.f32.f16 $0, f; }",
         "=f,=r,f", [a], dtype=(tl.float32, tl.int32), is_pure=True, pack=1,
-    )
-''',
-)
-helper(
-    "inverse_of",
-    '''
-@triton.jit
-def inverse_of(d):
-    """1/d, rounded to the nearest: rcp.rn.f32, shorter than a division."""
-    return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
-''',
-)
-helper(
-    "near_inverse",
-    '''
-@triton.jit
-def near_inverse(d):
-    """`inverse_of` d in 2^-126 .. 2^126, what rcp.rn.f32 does there without its branch for the rest; NaN of 0."""
-    return tl.inline_asm_elementwise(
-        "{ .reg .f32 r, e; rcp.approx.ftz.f32 r, $1; fma.rn.f32 e, $1, r, 0fBF800000; neg.f32 e, e; fma.rn.f32 $0, r, e, r; }",
-        "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1,
     )
 ''',
 )

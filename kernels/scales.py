@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp4.kernels.converted import ConvertedRounding
+from fp4.kernels.quotients import Quotients
 from fp4.kernels.writer import INF_BITS, f32
 from fp4.runtime.formats import E4M3_HEADROOM_MAX, E4M3_MAX, FLT_MAX, QUEST_SIGMA, SCALE_FORMATS
 from fp4.runtime.reference import MX_CARRY, TOP_EXPONENT
@@ -11,7 +11,7 @@ from fp4.runtime.rounding import ELEMENT_MAX
 from fp4.runtime.spec import FP8, MXFP4, MXFP8, NVFP4
 
 
-class ScaleRules(ConvertedRounding):
+class ScaleRules(Quotients):
     """From a tile `x` and `block_max` of its blocks: `s` and `scale_code` of each block, `value` and `code` of each element."""
 
     # -- elements
@@ -131,25 +131,6 @@ class ScaleRules(ConvertedRounding):
             "value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)",
         )
 
-    def inverse(self, value: str) -> str:
-        """1 / value, one of each block, rounded to the nearest."""
-        return f"tl.div_rn(1.0, {value})" if self.interpreted else f"{self.call('inverse_of')}({value})"
-
-    def inverse_of_scale(self, q: NVFP4, divisor: str) -> str:
-        """1 / divisor, the block scale times the tensor scale; inf or NaN where that is 0."""
-        if self.interpreted or q.has_outer_scale or q.scale != "e4m3":
-            return self.inverse(divisor)
-        if not q.tensor_scale:
-            return f"{self.call('near_inverse')}({divisor})"
-        # Below 2^126 as it is, but it may be subnormal.
-        self.once(f"raise_ = tl.where(tensor_scale < {2.0**-60!r}, {2.0**60!r}, 1.0)")
-        return f"{self.call('near_inverse')}({divisor} * raise_) * raise_"
-
-    def over_divisor(self, value: str) -> str:
-        """A tile over `divisor`, one of each unit."""
-        # The interpreter's fma rounds twice.
-        return f"tl.div_rn({value}, divisor[None, :])" if self.interpreted else f"{self.call('divide')}({value}, divisor)"
-
     def ms_eden(self, q: NVFP4) -> None:
         self.section("scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)")
         self.headroom(q, q.factor)
@@ -177,31 +158,10 @@ class ScaleRules(ConvertedRounding):
             f"s, scale_code = {self.round_exmy('s * correction', q.scale, 'word')}",
         )
 
-    def over_factor(self, q: NVFP4, factor: float) -> str:
-        """`block_max` over the tensor scale and a factor, to be rounded to the scale's format."""
-        if self.interpreted or not self.lifts:
-            return f"tl.div_rn(block_max, tensor_scale * {f32(factor)})"
-        name = f"{factor:g}".replace(".", "_")
-        self.once(f"high_{name}, low_{name} = {self.call('reciprocal')}(tensor_scale * {f32(factor)} * lift)")
-        return f"{self.call('quotient')}(block_max * lift, high_{name}, low_{name})"
-
     @property
     def converts_e4m3(self) -> bool:
         """Has the target conversions to and from E4M3?"""
         return not self.interpreted and self.target.capability >= 89
-
-    @property
-    def lifts(self) -> bool:
-        """Are divisors the tensor scale times E4M3 numbers, so that `lift` brings all of them where `quotient` is right?"""
-        q = self.spec.quantizer
-        return isinstance(q, NVFP4) and q.tensor_scale and not q.posthoc and q.scale == "e4m3" and not q.has_outer_scale
-
-    @property
-    def lifted(self) -> bool:
-        """Where it was faster on an H200."""
-        q = self.spec.quantizer
-        four_six = isinstance(q, NVFP4) and q.four_six
-        return four_six and self.lifts and self.loops and self.by_rows and not (self.interpreted or self.native)
 
     def elements_of_quotient(self, divisor: str, suffix: str = "") -> None:
         """`value` and `code` of the tile's magnitudes over the block's divisor, or 0; native: signed, and packed."""
@@ -209,7 +169,7 @@ class ScaleRules(ConvertedRounding):
             self.add(f"divisor = {self.spread(divisor)}")
             quotient = f"tl.where((divisor > 0.0)[None, :], {self.over_divisor('tl.abs(x)')}, 0.0)"
         else:
-            self.add(f"high, low = {self.call('reciprocal')}({self.spread(f'({divisor}) * lift')})")
+            self.add(f"high, low = {self.call(self.reciprocal)}({self.spread(f'({divisor}) * lift')})")
             quotient = f"tl.abs({self.call('quotient')}(x * lift, high[None, :], low[None, :]))"
         if self.native:
             # Of a quotient that is NaN, since huge, cvt would not see the sign.

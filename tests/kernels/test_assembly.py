@@ -212,9 +212,9 @@ def rounded(a: np.ndarray) -> np.ndarray:
 def test_bent_magnitudes_round_to_their_codes() -> None:
     """Every FP32 number from 1/8 to 6.5, by the constants of the helper; the sums are exact in FP64."""
     k, d, slope, less, scale = (np.float64(number(int(c, 16))) for c in re.findall("0f([0-9A-F]{8})", HELPERS["bent"]))
-    ends = [int(np.float32(end).view(np.int32)) for end in (0.125, 6.5)]
-    for start in range(*ends, 1 << 22):
-        a = np.arange(start, min(start + (1 << 22), ends[1]), dtype=np.int32).view(np.float32)
+    first, last = (int(np.float32(end).view(np.int32)) for end in (0.125, 6.5))
+    for start in range(first, last, 1 << 22):
+        a = np.arange(start, min(start + (1 << 22), last), dtype=np.int32).view(np.float32)
         wide = a.astype(np.float64)
         v, w = ((np.clip(wide * x + y, 0, 1)).astype(np.float32) for x, y in ((k, d), (slope, less)))
         bent = (wide * scale - v).astype(np.float32) - w

@@ -143,7 +143,7 @@ def fp4_bf16_nvfp4_block_16x16_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, sc
     tensor_max = tl.load(amax_ptr)
     encode = tl.where(tensor_max > 0.0, tl.minimum(tl.div_rn(2688.0, tensor_max), 3.4028234663852886e+38), 1.0)
     tensor_scale = tl.div_rn(1.0, encode)
-    raise_ = tl.where(tensor_scale < 8.673617379884035e-19, 1.152921504606847e+18, 1.0)
+    boost = tl.where(tensor_scale < 8.673617379884035e-19, 1.152921504606847e+18, 1.0)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
@@ -174,7 +174,7 @@ def fp4_bf16_nvfp4_block_16x16_packed_rows(x_ptr, amax_ptr, tensor_scale_ptr, sc
 
         # scales (NVIDIA 2509.25149, appendix B)
         s, scale_code = round_e4m3(block_max * (encode * 0.1666666716337204))
-        inverse = tl.minimum(near_inverse(s * tensor_scale * raise_) * raise_, 3.4028234663852886e+38)
+        inverse = tl.minimum(near_inverse(s * tensor_scale * boost) * boost, 3.4028234663852886e+38)
         left, right = halves(x * (repeat(inverse, 16, TB))[None, :])
         low, high = e2m1_codes(left), e2m1_codes(right)
         scale_code = tl.where(finite, scale_code, 127)

@@ -58,7 +58,7 @@ def near_inverse(d):
 
 
 @triton.jit
-def reciprocal(d):
+def near_reciprocal(d):
     """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
     high = tl.where(d > 0.0, near_inverse(d), 0.0)
     error = tl.fma(high * -1.0, d, 1.0)
@@ -136,8 +136,8 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
     tensor_scale = tl.div_rn(tl.load(amax_ptr), 1536.0)
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
     lift = tl.where(tensor_scale < 8.271806125530277e-25, 1.2676506002282294e+30, tl.where(tensor_scale > 1.2089258196146292e+24, 7.888609052210118e-31, 1.0))
-    high_6, low_6 = reciprocal(tensor_scale * 6.0 * lift)
-    high_4, low_4 = reciprocal(tensor_scale * 4.0 * lift)
+    high_6, low_6 = near_reciprocal(tensor_scale * 6.0 * lift)
+    high_4, low_4 = near_reciprocal(tensor_scale * 4.0 * lift)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
     if lift == 1.0:
         down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -169,7 +169,7 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             # scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)
             s6, scale_code6 = round_e4m3(quotient(block_max, high_6, low_6))
             step = s6 * tensor_scale
-            high, low = reciprocal((step))
+            high, low = near_reciprocal((step))
             value6, code6 = round_e2m1(tl.abs(quotient(x, high[None, :], low[None, :])))
             error = tl.abs(x) - value6 * step[None, :]
             error6 = tl.reshape(error * error, (16 * TR * TB,))
@@ -179,7 +179,7 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             error6 = add_halves(error6, 1 * TR * TB)
             s4, scale_code4 = round_e4m3(quotient(block_max, high_4, low_4))
             step = s4 * tensor_scale
-            high, low = reciprocal((step))
+            high, low = near_reciprocal((step))
             value4, code4 = round_e2m1(tl.abs(quotient(x, high[None, :], low[None, :])))
             error = tl.abs(x) - value4 * step[None, :]
             error4 = tl.reshape(error * error, (16 * TR * TB,))
@@ -239,7 +239,7 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             # scales: the better of mapping the block's amax to 6 or to 4 (Four Over Six 2512.02010)
             s6, scale_code6 = round_e4m3(quotient(block_max * lift, high_6, low_6))
             step = s6 * tensor_scale
-            high, low = reciprocal((step) * lift)
+            high, low = near_reciprocal((step) * lift)
             value6, code6 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
             error = tl.abs(x) - value6 * step[None, :]
             error6 = tl.reshape(error * error, (16 * TR * TB,))
@@ -249,7 +249,7 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             error6 = add_halves(error6, 1 * TR * TB)
             s4, scale_code4 = round_e4m3(quotient(block_max * lift, high_4, low_4))
             step = s4 * tensor_scale
-            high, low = reciprocal((step) * lift)
+            high, low = near_reciprocal((step) * lift)
             value4, code4 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
             error = tl.abs(x) - value4 * step[None, :]
             error4 = tl.reshape(error * error, (16 * TR * TB,))

@@ -92,7 +92,7 @@ def near_inverse(d):
 
 
 @triton.jit
-def reciprocal(d):
+def near_reciprocal(d):
     """1/d as a sum, high the nearest FP32, for d in 2^-100 .. 2^100; 0, 0 where d is 0. See `quotient`."""
     high = tl.where(d > 0.0, near_inverse(d), 0.0)
     error = tl.fma(high * -1.0, d, 1.0)
@@ -261,7 +261,7 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
     tensor_scale = tl.div_rn(tl.load(amax_ptr), 1554.459228515625)
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
     lift = tl.where(tensor_scale < 8.271806125530277e-25, 1.2676506002282294e+30, tl.where(tensor_scale > 1.2089258196146292e+24, 7.888609052210118e-31, 1.0))
-    high_6_07211, low_6_07211 = reciprocal(tensor_scale * 6.07210636138916 * lift)
+    high_6_07211, low_6_07211 = near_reciprocal(tensor_scale * 6.07210636138916 * lift)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
@@ -308,7 +308,7 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
         # scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)
         s, _ = round_e4m3(quotient(block_max * lift, high_6_07211, low_6_07211))
         step = s * tensor_scale
-        high, low = reciprocal((step) * lift)
+        high, low = near_reciprocal((step) * lift)
         value, code = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
         projected = tl.reshape(tl.abs(x) * value, (16 * TR * TB,))
         projected = add_halves(projected, 8 * TR * TB)
