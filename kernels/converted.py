@@ -27,18 +27,18 @@ NEEDS.update(
 )
 
 
-def _converts(values: str, odd: str = "b") -> str:
+def _converts(values: list[str]) -> str:
     """Eight registers to bytes: those of even columns in a, of odd columns in b."""
-    names = values.split()
-    converts = " ".join(f"cvt.rn.satfinite.e4m3x2.f32 h{j}, {names[i + 2]}, {names[i]};" for j, i in enumerate((0, 4, 1, 5)))
-    return f"{converts} mov.b32 a, {{h0, h1}}; mov.b32 {odd}, {{h2, h3}};"
+    converts = " ".join(f"cvt.rn.satfinite.e4m3x2.f32 h{j}, {values[i + 2]}, {values[i]};" for j, i in enumerate((0, 4, 1, 5)))
+    return f"{converts} mov.b32 a, {{h0, h1}}; mov.b32 b, {{h2, h3}};"
 
 
 def _bytes() -> str:
     """Eight values of E2M1 to codes in $0: even and odd columns to the bytes of E4M3, of which both nibbles are made."""
-    scaled = " ".join(f"mul.f32 x{i}, ${i + 1}, 0f3C800000;" for i in range(8))
+    values = [f"x{i}" for i in range(8)]
+    scaled = " ".join(f"mul.f32 {value}, ${i + 1}, 0f3C800000;" for i, value in enumerate(values))
     return (
-        f"{{ .reg .f32 x<8>; .reg .b16 h<4>; .reg .b32 a, b, c, d; {scaled} {_converts(' '.join(f'x{i}' for i in range(8)))} "
+        f"{{ .reg .f32 x<8>; .reg .b16 h<4>; .reg .b32 a, b, c, d; {scaled} {_converts(values)} "
         "shr.b32 c, a, 2; shr.b32 a, a, 4; and.b32 c, c, 0x07070707; lop3.b32 c, a, 0x08080808, c, 0xEA; "
         "shl.b32 d, b, 2; lop3.b32 c, d, 0x70707070, c, 0xEA; lop3.b32 $0, b, 0x80808080, c, 0xEA; }"
     )
@@ -47,44 +47,40 @@ def _bytes() -> str:
 def _bent() -> str:
     """Eight signed values of `bent` to codes in $0: bytes s0000ccc."""
     return (
-        f"{{ .reg .b16 h<4>; .reg .b32 a, b, c, d; {_converts(' '.join(f'${i + 1}' for i in range(8)))} "
+        f"{{ .reg .b16 h<4>; .reg .b32 a, b, c, d; {_converts([f'${i + 1}' for i in range(8)])} "
         "mad.lo.u32 c, b, 16, a; shr.b32 d, a, 4; lop3.b32 c, 0x77777777, c, d, 0xCA; lop3.b32 $0, b, 0x80808080, c, 0xEA; }"
     )
 
 
-def _signs(word: str, a: str, b: str, even: str, odd: str) -> str:
-    """Into `word` the signs of four even columns, the top bits of the bytes of a and b that `even` names, and of odd ones."""
+def _signed(word: str, values: list[str], even: str, odd: str) -> str:
+    """Eight magnitudes to codes in `word`; even, odd: two registers and the bytes of them whose top bits are the signs."""
     return (
-        f"prmt.b32 e, {a}, {b}, {even}; prmt.b32 o, {a}, {b}, {odd}; shr.b32 e, e, 4; "
+        f"{_converts(values)} mad.lo.u32 c, b, 16, a; prmt.b32 e, {even}; prmt.b32 o, {odd}; shr.b32 e, e, 4; "
         f"lop3.b32 c, e, 0x08080808, c, 0xEA; lop3.b32 {word}, o, 0x80808080, c, 0xEA;"
     )
 
 
+def _gathered(names: str, words: list[tuple[str, str]]) -> str:
+    """Of two words each the bytes with signs: the lower halves', then the upper halves'."""
+    return " ".join(f"prmt.b32 {name}, {a}, {b}, 0x7351;" for name, (a, b) in zip(names, words, strict=True))
+
+
 def _bent_signed() -> str:
     """Eight magnitudes to codes in $0, their signs those of four words of two BF16 each."""
-    return (
-        f"{{ .reg .b16 h<4>; .reg .b32 a, b, c, e, o, p, q; {_converts(' '.join(f'${i + 1}' for i in range(8)))} "
-        "mad.lo.u32 c, b, 16, a; prmt.b32 p, $9, $10, 0x7351; prmt.b32 q, $11, $12, 0x7351; "
-        f"{_signs('$0', 'p', 'q', '0x5410', '0x7632')} }}"
-    )
+    gathered = _gathered("pq", [("$9", "$10"), ("$11", "$12")])
+    codes = _signed("$0", [f"${i + 1}" for i in range(8)], "p, q, 0x5410", "p, q, 0x7632")
+    return f"{{ .reg .b16 h<4>; .reg .b32 a, b, c, e, o, p, q; {gathered} {codes} }}"
 
 
 def _bent_signed_across() -> str:
     """Twice eight magnitudes, two neighbouring rows' by turns, to codes in $0 and $1; words of BF16 hold both rows."""
-    low, high = (" ".join(f"${2 + 2 * i + row}" for i in range(8)) for row in (0, 1))
-    w = [f"${18 + i}" for i in range(8)]
-    gathered = " ".join(f"prmt.b32 {name}, {w[i]}, {w[i + 2]}, 0x7351;" for name, i in (("p", 0), ("q", 4), ("r", 1), ("s", 5)))
-
-    def signs(word: str, half: str) -> str:
-        return (
-            f"prmt.b32 e, p, q, {half}; prmt.b32 o, r, s, {half}; shr.b32 e, e, 4; "
-            f"lop3.b32 c, e, 0x08080808, c, 0xEA; lop3.b32 {word}, o, 0x80808080, c, 0xEA;"
-        )
-
-    return (
-        f"{{ .reg .b16 h<4>; .reg .b32 a, b, c, e, o, p, q, r, s; {gathered} {_converts(low)} mad.lo.u32 c, b, 16, a; "
-        f"{signs('$0', '0x5410')} {_converts(high)} mad.lo.u32 c, b, 16, a; {signs('$1', '0x7632')} }}"
-    )
+    words = [f"${18 + i}" for i in range(8)]
+    gathered = _gathered("pqrs", [(words[i], words[i + 2]) for i in (0, 4, 1, 5)])
+    codes = [
+        _signed(f"${row}", [f"${2 + 2 * i + row}" for i in range(8)], f"p, q, {half}", f"r, s, {half}")
+        for row, half in enumerate(("0x5410", "0x7632"))
+    ]
+    return f"{{ .reg .b16 h<4>; .reg .b32 a, b, c, e, o, p, q, r, s; {gathered} {' '.join(codes)} }}"
 
 
 helper(

@@ -139,7 +139,7 @@ def pair_bits(x):
 def bent_to_codes_signed(a, b, c, d, e, f, g, h, p, q, r, s):
     """The codes of eight values of `bent`, with the signs of four words of two BF16 each."""
     return tl.inline_asm_elementwise(
-        "{ .reg .b16 h<4>; .reg .b32 a, b, c, e, o, p, q; cvt.rn.satfinite.e4m3x2.f32 h0, $3, $1; cvt.rn.satfinite.e4m3x2.f32 h1, $7, $5; cvt.rn.satfinite.e4m3x2.f32 h2, $4, $2; cvt.rn.satfinite.e4m3x2.f32 h3, $8, $6; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; mad.lo.u32 c, b, 16, a; prmt.b32 p, $9, $10, 0x7351; prmt.b32 q, $11, $12, 0x7351; prmt.b32 e, p, q, 0x5410; prmt.b32 o, p, q, 0x7632; shr.b32 e, e, 4; lop3.b32 c, e, 0x08080808, c, 0xEA; lop3.b32 $0, o, 0x80808080, c, 0xEA; }",
+        "{ .reg .b16 h<4>; .reg .b32 a, b, c, e, o, p, q; prmt.b32 p, $9, $10, 0x7351; prmt.b32 q, $11, $12, 0x7351; cvt.rn.satfinite.e4m3x2.f32 h0, $3, $1; cvt.rn.satfinite.e4m3x2.f32 h1, $7, $5; cvt.rn.satfinite.e4m3x2.f32 h2, $4, $2; cvt.rn.satfinite.e4m3x2.f32 h3, $8, $6; mov.b32 a, {h0, h1}; mov.b32 b, {h2, h3}; mad.lo.u32 c, b, 16, a; prmt.b32 e, p, q, 0x5410; prmt.b32 o, p, q, 0x7632; shr.b32 e, e, 4; lop3.b32 c, e, 0x08080808, c, 0xEA; lop3.b32 $0, o, 0x80808080, c, 0xEA; }",
         "=r,f,f,f,f,f,f,f,f,r,r,r,r",
         [a, b, c, d, e, f, g, h, p, q, r, s],
         dtype=tl.int32,
