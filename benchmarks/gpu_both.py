@@ -8,7 +8,9 @@ time of CUDA graphs of the kernels, as a share of what a copy of the bytes that 
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import platform
 import sys
 from dataclasses import replace
@@ -40,6 +42,7 @@ PAIRS: dict[str, tuple[Side, Side]] = {
     "mxfp4_h16, packed": (Side(EVEN, rotation=MX16), Side(EVEN, rotation=MX16)),
     "four_six, decoded; MS-EDEN H128, decoded": (Side(SIX, BF16), Side(EDEN, BF16, rotation=H128)),
 }
+USUAL, WORKERS = both.tile_of, 12
 TILES = ((64, 4, 2, 2), (64, 8, 4, 1), (64, 8, 4, 4), (128, 8, 8, 2))
 
 
@@ -60,6 +63,27 @@ def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if a.dim() else bool(a == b)
 
 
+def use(tile: tuple[int, int, int, int] | None) -> None:
+    """From now on a kernel of both has this tile, or the usual one."""
+    both.tile_of = USUAL if tile is None else lambda spec: Tile(*tile)
+    PLANS.clear()
+
+
+def warm(job: tuple[str, tuple[int, int], tuple[int, int, int, int] | None]) -> None:
+    """Compile a pair's kernels for a shape in a worker, into Triton's cache on disk."""
+    name, shape, tile = job
+    try:
+        use(tile)
+        x, seed = torch.randn(shape, device="cuda", dtype=BF16), torch.tensor([5], device="cuda")
+        sides = [drawn(side, x, seed) for side in PAIRS[name]]
+        both.quantize(x, *sides)
+        for operand, side in zip((x, x.t()), sides, strict=True):
+            alone(operand, side)
+        torch.cuda.synchronize()
+    except Exception:
+        torch.cuda.empty_cache()  # the measurement will meet the same error and report it
+
+
 def measure(pair: tuple[Side, Side], shape: tuple[int, int], rate: float) -> dict[str, Any]:
     x, seed = torch.randn(shape, device="cuda", dtype=BF16), torch.tensor([5], device="cuda")
     sides = [drawn(side, x, seed) for side in pair]
@@ -68,17 +92,13 @@ def measure(pair: tuple[Side, Side], shape: tuple[int, int], rate: float) -> dic
     seconds = [graph_seconds(lambda o=o, s=s: alone(o, s)) for o, s in zip((x, x.t()), sides, strict=True)]
     one = graph_seconds(lambda: both.quantize(x, *sides))
     shares = {}
-    usual = both.tile_of
     for values in TILES:
-        tile = Tile(*values)
-        both.tile_of = lambda spec, tile=tile: tile
-        PLANS.clear()
+        use(values)
         try:
             shares[str(values)] = round(moved / graph_seconds(lambda: both.quantize(x, *sides)) / rate, 3)
         except Exception as error:  # a tile smaller than a rotation, or too large for a multiprocessor
             shares[str(values)] = type(error).__name__
-    both.tile_of = usual
-    PLANS.clear()
+    use(None)
     return {
         "of copy": round(moved / one / rate, 3),
         "us": round(one * 1e6, 1),
@@ -95,6 +115,9 @@ def main() -> None:
     }
     seed, compared = torch.tensor([5], device="cuda"), 0
     pairs = {name: PAIRS[name] for name in sys.argv[2:] or PAIRS}
+    jobs: list[Any] = [*itertools.product(pairs, SHAPES, [None]), *itertools.product(pairs, SIZES[:1], TILES)]
+    with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
+        pool.map(warm, jobs, chunksize=1)
     for name, pair in pairs.items():
         for shape in SHAPES:
             x = torch.randn(shape, device="cuda", dtype=BF16)

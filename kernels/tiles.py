@@ -57,8 +57,11 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     rows, units, warps, turns = _measured(spec, target.rounds_e2m1)
     four_six = isinstance(spec.quantizer, NVFP4) and spec.quantizer.four_six
     registers = 0
-    if four_six and spec.memory == "rows" and target.name == "sm_90":
-        registers = 88 if spec.output == "decoded" else 72
+    if four_six and spec.memory == "rows" and spec.block[0] == 1 and target.name == "sm_90":
+        if spec.output == "decoded":
+            registers = 88
+        elif spec.rotation is None and spec.input == "bf16" and not isinstance(spec, PackedSpec):
+            registers = 72  # others would have a stack
     tile = Tile(max(rows, least_rows), max(units, least_units), warps, turns, registers)
     while tile.rows * tile.units > rows * units and tile.rows * tile.units * spec.unit > 64 * 32 * tile.warps:
         tile = replace(tile, warps=2 * tile.warps)  # at most 64 elements a thread, what its registers hold

@@ -60,6 +60,27 @@ def test_arithmetic_is_ieee_and_nothing_spills(spec: KernelSpec, target: str) ->
     assert compiled.count("LDG.E.128" if spec.memory == "rows" else "LDG.E.64") > 0
 
 
+SIX = NVFP4(four_six=True)
+LIMITED = [
+    pytest.param(KernelSpec(q, rotation, input=dtype, output=output), id=f"{q} {rotation} {dtype} {output}", marks=marks)
+    for q, rotation, dtype, output, marks in (
+        (SIX, None, "bf16", "packed", ()),
+        (SIX, None, "fp32", "packed", ()),
+        (SIX, H128, "bf16", "packed", pytest.mark.slow),
+        (SIX, H128, "bf16", "decoded", pytest.mark.slow),
+        (NVFP4(four_six=True, block=(16, 16)), None, "bf16", "packed", pytest.mark.slow),
+        (NVFP4(four_six=True, block=(16, 16)), None, "bf16", "decoded", pytest.mark.slow),
+    )
+]
+
+
+@pytest.mark.parametrize("spec", LIMITED)
+def test_a_limit_of_registers_makes_no_stack(spec: KernelSpec) -> None:
+    """Of the kernels for which `tiles` knows one."""
+    compiled = compile_kernel(spec, Target("sm_90"))
+    assert (compiled.spills, compiled.stack) == (0, 0)
+
+
 @pytest.mark.parametrize("spec", IN_REGISTERS, ids=str)
 def test_a_thread_keeps_its_blocks_in_registers(spec: KernelSpec) -> None:
     """Of one block a thread no value goes to another thread, neither for the amax nor for the butterflies."""
