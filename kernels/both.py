@@ -57,7 +57,7 @@ class BothSpec:
 
 
 class _Part(Kernel):
-    """The lines of one orientation as a function of the tile."""
+    """The lines of one orientation as functions of the tile."""
 
     loops, held, ahead = False, 1, True
     loaded: list[str]  # names of what `load` returns
