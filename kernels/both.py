@@ -118,13 +118,17 @@ def source(spec: BothSpec, target: Target) -> str:
     """The text of the module whose function `kernel` is the kernel."""
     parts = {name: _Part(part, target) for name, part in zip(PARTS, (spec.rows, spec.columns), strict=True)}
     functions = [part.written(name) for name, part in parts.items()]
-    starts, loads, tiles = ("\n".join(lines) for lines in zip(*(part.calls(name) for name, part in parts.items()), strict=True))
+    starts, loads, tiles = zip(*(part.calls(name) for name, part in parts.items()), strict=True)
+    # Both load before either computes, where a thread has the registers: draws take many.
+    drawn = spec.rows.draws_elements or spec.columns.draws_elements
+    steps = [line for pair in zip(loads, tiles, strict=True) for line in pair] if drawn else [*loads, *tiles]
     own = list(dict.fromkeys(v for name, part in parts.items() for v in part.arguments(name).values()))
     own.sort(key=lambda name: not name.endswith("_ptr"))
     helpers = [HELPERS[name] for name in used(list(dict.fromkeys(h for part in parts.values() for h in part.helpers)))]
     sites = [name for name in own if name.endswith("site")]
     kernel_name = "_and_".join(part.name() for part in parts.values())
-    advance = "\n".join(f"        {line}" for line in parts["rows"].advance())
+    steps += [f"        {line}" for line in parts["rows"].advance()]
+    lines = "\n".join([*starts, "    for tile in range(tl.program_id(0), total, tl.num_programs(0)):", *steps])
     kernel = f"""
 @triton.jit(do_not_specialize={sites!r})
 def {kernel_name}({", ".join([*own, *CONSTANTS])}):
@@ -132,11 +136,7 @@ def {kernel_name}({", ".join([*own, *CONSTANTS])}):
     total = tl.maximum(tl.cdiv(rows, TR), 1) * tiles
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-{starts}
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
-{loads}
-{tiles}
-{advance}
+{lines}
         down, across = next_down, next_across
 """.strip("\n")
     titles = [part.title().partition(".\n")[0] for part in parts.values()]
