@@ -137,21 +137,48 @@ def pair_bits(x):
     return flat(a), flat(b), flat(c), flat(d)
 ''',
 )
-helper(
-    "values_to_codes",
-    f'''
+
+
+def _converter(name: str, about: str, assembly: str, signs: str = "", pack: int = 1) -> None:
+    """A helper of eight FP32 arguments and words with `signs`: that assembly, which makes `pack` words of codes."""
+    registers = ",".join(["=r"] * pack + ["f"] * (8 * pack) + ["r"] * len(signs.split()))
+    arguments = ", ".join([EIGHT, *signs.split()])
+    helper(
+        name,
+        f'''
 @triton.jit
-def values_to_codes({EIGHT}):
-    """The codes of eight values of E2M1 by cvt.rn.satfinite.e4m3x2.f32 (sm_89): 2^-6 times them, E4M3's bytes are s00ccc00."""
+def {name}({arguments}):
+    """{about}"""
     return tl.inline_asm_elementwise(
-        "{_bytes()}",
-        "=r,f,f,f,f,f,f,f,f",
-        [{EIGHT}],
+        "{assembly}",
+        "{registers}",
+        [{arguments}],
         dtype=tl.int32,
         is_pure=True,
-        pack=1,
+        pack={pack},
     )
 ''',
+    )
+
+
+_converter(
+    "values_to_codes",
+    "The codes of eight values of E2M1 by cvt.rn.satfinite.e4m3x2.f32 (sm_89): 2^-6 times them, E4M3's bytes are s00ccc00.",
+    _bytes(),
+)
+_converter("bent_to_codes", "The codes of eight values of `bent` with their signs.", _bent())
+_converter(
+    "bent_to_codes_signed",
+    "The codes of eight values of `bent`, with the signs of four words of two BF16 each.",
+    _bent_signed(),
+    "p q r s",
+)
+_converter(
+    "bent_to_codes_signed_across",
+    "The codes of eight values of `bent`, with the signs of eight of BF16, whose registers hold two words' at a place.",
+    _bent_signed_across(),
+    "i j k l m n o p",
+    pack=2,
 )
 helper(
     "e2m1_words",
@@ -161,22 +188,6 @@ def e2m1_words(x):
     """FP32 values of E2M1 (8, G): the codes of eight in a word, row 0 lowest, (G,) int32."""
     a, b, c, d, e, f, g, h = rows8(x)
     return values_to_codes(a, b, c, d, e, f, g, h)
-''',
-)
-helper(
-    "bent_to_codes",
-    f'''
-@triton.jit
-def bent_to_codes({EIGHT}):
-    """The codes of eight values of `bent` with their signs."""
-    return tl.inline_asm_elementwise(
-        "{_bent()}",
-        "=r,f,f,f,f,f,f,f,f",
-        [{EIGHT}],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
-    )
 ''',
 )
 helper(
@@ -190,22 +201,6 @@ def bent_words(x):
 ''',
 )
 helper(
-    "bent_to_codes_signed",
-    f'''
-@triton.jit
-def bent_to_codes_signed({EIGHT}, p, q, r, s):
-    """The codes of eight values of `bent`, with the signs of four words of two BF16 each."""
-    return tl.inline_asm_elementwise(
-        "{_bent_signed()}",
-        "=r,f,f,f,f,f,f,f,f,r,r,r,r",
-        [{EIGHT}, p, q, r, s],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
-    )
-''',
-)
-helper(
     "bent_words_signed",
     '''
 @triton.jit
@@ -214,22 +209,6 @@ def bent_words_signed(x, raw):
     a, b, c, d, e, f, g, h = rows8(x)
     p, q, r, s = pair_bits(raw)
     return bent_to_codes_signed(a, b, c, d, e, f, g, h, p, q, r, s)
-''',
-)
-helper(
-    "bent_to_codes_signed_across",
-    f'''
-@triton.jit
-def bent_to_codes_signed_across({EIGHT}, i, j, k, l, m, n, o, p):
-    """The codes of eight values of `bent`, with the signs of eight of BF16, whose registers hold two words' at a place."""
-    return tl.inline_asm_elementwise(
-        "{_bent_signed_across()}",
-        "=r,=r,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,r,r,r,r,r,r,r,r",
-        [{EIGHT}, i, j, k, l, m, n, o, p],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=2,
-    )
 ''',
 )
 helper(
