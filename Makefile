@@ -11,7 +11,7 @@ DEMO := runs/demo
 
 export CXX
 
-.PHONY: demo test slow lint types install clean
+.PHONY: demo test slow interpreted lint types install clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -19,13 +19,19 @@ demo: install
 	HF_HUB_OFFLINE=1 $(BIN)/fp4 train --out $(DEMO) --steps $(DEMO_STEPS) --vocab 512 --batch 4 --seq 128 --lr 4e-3 --eval-every 100
 
 # A file's tests share fixtures that train and compile, so a file is one worker's; one thread each, else workers wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Workers take files in the order of tests/conftest.py.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
 
 test: lint
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-slow: install
+slow: interpreted
 	$(PYTEST) -m slow $(PYTEST_ARGS)
+
+# Kernels under Triton's interpreter, which is chosen before Triton is imported; their tests share nothing.
+interpreted: install
+	rm -rf build/interpreted
+	TRITON_INTERPRET=1 FP4_CACHE_DIR=build/interpreted $(PYTEST) --dist worksteal tests/kernels/interpreted $(PYTEST_ARGS)
 
 lint: types
 	$(BIN)/ruff check .

@@ -39,10 +39,10 @@ def recipe(name: str) -> Policy:
 
 
 def compiled_step(name: str, **options: Any) -> dict[str, torch.Tensor]:
-    """Output and gradients of an MLP's step under a recipe, compiled by Inductor."""
+    """Output and gradients of a linear's step under a recipe, compiled by Inductor."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = MLP(bias=True)
+    model = nn.Sequential(nn.Linear(64, 48), nn.ReLU())
     x = torch.randn(40, 64, requires_grad=True)
     torch.manual_seed(1)
     given = {"policy": recipe(name), "inductor": {"fallback_random": True}, **options}

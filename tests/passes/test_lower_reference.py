@@ -46,6 +46,7 @@ def captured(name: str, autocast: bool = False, dynamic: bool | None = None) -> 
     return rewritten(MLP(True), x, policy=POLICIES[name], autocast=autocast, dynamic=dynamic, inductor=settings)
 
 
+@cache
 def lowered(gm: GraphModule) -> GraphModule:
     gm = copy.deepcopy(gm)
     assert LowerReference().run(gm.graph)

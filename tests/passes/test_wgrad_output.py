@@ -78,16 +78,15 @@ def test_masked_and_rotated_back_it_stays_fp32() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [WGRAD, quartet()], ids=lambda p: p.name)
-def test_compiled_by_inductor(policy: fp4.Policy) -> None:
+def test_compiled_by_inductor() -> None:
     torch.manual_seed(0)
-    model = MLP()
-    expected = interpreted(model, x(), policy, autocast=True)
+    model = nn.Linear(64, 48, bias=False)
+    expected = interpreted(model, x(), WGRAD, autocast=True)
     torch._dynamo.reset()
-    run = compiled(model, policy=policy, inductor={"fallback_random": True})
+    run = compiled(model, policy=WGRAD, inductor={"fallback_random": True})
     assert unequal(step(model, run, x(), autocast=True), expected) == []
-    assert expected["a.weight"].dtype == FP32
-    assert not torch.equal(expected["a.weight"], expected["a.weight"].to(BF16).float())
+    assert expected["weight"].dtype == FP32
+    assert not torch.equal(expected["weight"], expected["weight"].to(BF16).float())
 
 
 def test_an_fp32_model_has_it_already() -> None:

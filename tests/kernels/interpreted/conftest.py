@@ -1,4 +1,4 @@
-"""These tests run under Triton's interpreter, in a process of their own: see tests/kernels/test_interpreted.py."""
+"""These tests run under Triton's interpreter, which is chosen before Triton is imported: `make interpreted`."""
 
 from __future__ import annotations
 
