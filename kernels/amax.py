@@ -53,6 +53,8 @@ class Amax(Operand):
         self.add(f"x = tl.reshape({last}, ({rows}, {units}))", "largest = tl.maximum(largest, tl.max(bits(x), 0))")
         self.once(f"largest = tl.zeros(({units},), tl.int32)")
         down, across = (1, max(8, self.spec.rotation_units)) if self.by_rows else (8, max(4, self.spec.rotation_units))
+        if self.interpreted:  # whose time is the number of operations
+            down = 16
         part = self.carefully()
         self.after += [
             "top = tl.max(largest, 0)",
