@@ -26,8 +26,12 @@ def _has_val(node: Node) -> bool:
 
 
 def _tagged_like_neighbours(node: Node) -> bool:
-    """In a training graph every node of ours has a partitioner tag, else it is recomputed or saved at random."""
-    training = any("partitioner_tag" in n.meta for n in node.all_input_nodes)
+    """In a training graph every node of ours has a partitioner tag, else it is recomputed or saved at random.
+
+    Inductor's mode "lite" leaves tags on nothing but products, and ours keep them.
+    """
+    products = torch.ops.fp4.mm.default, torch.ops.aten.mm.default
+    training = any("partitioner_tag" in n.meta for n in node.all_input_nodes if n.target not in products)
     return not training or "partitioner_tag" in node.meta
 
 

@@ -88,6 +88,15 @@ def test_mlp_with_bias(autocast: bool) -> None:
     compare(MLP(bias=True), ALL, {"lm_head"}, ATEN, autocast, torch.randn(2, 32, 64))
 
 
+@pytest.mark.parametrize("kept", [set(), {"1"}], ids=["all quantized", "the last kept"])
+def test_linears_in_a_row(kept: set[str]) -> None:
+    """A gradient is the next linear's operand as the product leaves it, and in mode "lite" products alone have tags."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    policy = fp4.recipe("nvfp4", keep_heads=False, high_precision_tail=0.0).with_rules(*(fp4.keep(name) for name in kept))
+    compare(model, policy, kept, ATEN, False, torch.randn(32, 64))
+
+
 def test_another_seed_is_another_gradient() -> None:
     """Stochastic rounding really draws: else equality above would hold of a deterministic model too."""
     torch.manual_seed(0)

@@ -74,7 +74,7 @@ def test_each_policy_has_its_own_result_and_the_first_again_is_a_hit(tmp_path: P
     assert again["bits"] == first["bits"]
     # The report is kept beside the graph.
     assert (first["cached"], again["cached"]) == ([False], [True])
-    assert first["quantized"] == again["quantized"] == [3, 3, 3]
+    assert first["quantized"] == again["quantized"] == [2, 2, 2]
 
 
 INPUTS = {0: Input("a.weight", True), 1: Input("x", False)}
