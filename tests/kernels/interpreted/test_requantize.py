@@ -22,8 +22,8 @@ SEED, SITE = torch.tensor([5]), 3
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize(("source", "q", "rotation"), CASES, ids=str)
 def test_every_part(source: Quantizer, q: Quantizer, rotation: Rotation | None, transposed: bool) -> None:
-    how = {"transposed": transposed, "scaled": not transposed}
-    assert differences(DATA["outliers"](), source, q, rotation, SEED, SITE, **how) == []
+    x = DATA["outliers"]()
+    assert differences(x, source, q, rotation, SEED, SITE, transposed=transposed, scaled=not transposed) == []
 
 
 @pytest.mark.parametrize("data", DATA)
