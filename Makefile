@@ -25,8 +25,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfil
 test: lint
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
+# Of kernels and single ops the tests share nothing, and a worker takes the other's.
+ALONE := tests/kernels tests/runtime
 slow: interpreted
-	$(PYTEST) -m slow $(PYTEST_ARGS)
+	$(PYTEST) -m slow $(ALONE:%=--ignore %) $(PYTEST_ARGS)
+	$(PYTEST) -m slow --dist worksteal $(ALONE) $(PYTEST_ARGS)
 
 # Kernels under Triton's interpreter, which is chosen before Triton is imported; their tests share nothing.
 interpreted: install
