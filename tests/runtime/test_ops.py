@@ -263,7 +263,7 @@ def test_inductor_equals_eager() -> None:
     _inductor_equals_eager("nvfp4")
 
 
-# Of a quantizer one form, packed or decoded: both take minutes to compile and share all but the last operations.
+# Of a quantizer one form, packed or decoded: they share all but the last operations, and take long to compile.
 OTHER_FORMS = {*map(str, OP_QUANTIZERS[::2]), *(f"decoded {q}" for q in OP_QUANTIZERS[1::2])}
 
 
