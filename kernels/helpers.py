@@ -15,7 +15,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "larger_halves": ("larger",),
     "larger_pairs": ("larger_of",),
     "round_e2m1": ("bits", "floats"),
-    "round_e2m1_fma": ("bits", "floats"),
     "round_e2m1_stochastic": ("bits", "floats"),
     "round_e2m1_stochastic_fma": ("bits", "floats"),
     "round_exmy": ("bits", "floats"),
@@ -327,15 +326,14 @@ def round_e2m1(a):
 ''',
 )
 helper(
-    "round_e2m1_fma",
+    "nearest_e2m1",
     '''
 @triton.jit
-def round_e2m1_fma(a):
-    """`round_e2m1` without an integer sum, which takes a register of its own."""
+def nearest_e2m1(a):
+    """The values of `round_e2m1`, by two fma.rn.f32: an ulp of 2^22 m is E2M1's step at a, to which the first one rounds."""
     a = tl.minimum(a, 6.0)
-    binade = floats(bits(tl.maximum(a, 1.0)) & 0x7F800000)
-    t = tl.fma(binade, 4194304.0, a)
-    return tl.fma(binade, -4194304.0, t), (bits(t) + (bits(binade) >> 22) + 2) & 7
+    m = tl.maximum(a, 1.5)
+    return tl.fma(m, 4194304.0, tl.fma(m, -4194304.0, a))
 ''',
 )
 helper(

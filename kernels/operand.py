@@ -124,8 +124,12 @@ class Operand(ScaleRules):
     def ahead(self) -> bool:
         """Is the next tile loaded while this one is computed? Where a thread computes much and few programs fit a GPU."""
         q = self.spec.quantizer
-        eden = isinstance(q, NVFP4) and q.rounding == "ms_eden" and not q.posthoc
-        much = (isinstance(q, NVFP4) and q.four_six) or (eden and (self.by_rows or self.spec.output == "decoded"))
+        much = (
+            isinstance(q, NVFP4)
+            and q.rounding == "ms_eden"
+            and not q.posthoc
+            and (self.by_rows or self.spec.output == "decoded")
+        )
         return much and self.loops and not self.interpreted
 
     def load_ahead(self, names: list[str]) -> None:
@@ -209,10 +213,34 @@ class Operand(ScaleRules):
     def signs_of_parts(self, count: int) -> None:
         """`sign0` ...: the fresh signs of each part of the units that a thread holds, uint32, 2^31 where negative."""
         n, held = self.spec.unit // self.parts, self.held
+        groups = self.spec.rotation_units // held
+        shifted = "(sign << 15).to(tl.int16)" if self.signs_in_pairs else "sign << 31"
+        if count > 1:
+            self.drawn_signs(count, groups, n, shifted)
+        else:
+            self.fresh_signs("sign", 0, n)
+            self.once(f"sign0 = {shifted}")
         for i in range(count):
-            self.fresh_signs(f"sign{i}", i * n, n, held)
-            self.once(f"sign{i} = (sign{i} << 15).to(tl.int16)" if self.signs_in_pairs else f"sign{i} = sign{i} << 31")
-            self.spread_signs(f"sign{i}", self.spec.rotation_units // held, n, held)
+            self.spread_signs(f"sign{i}", groups, n, held)
+
+    def drawn_signs(self, count: int, groups: int, n: int, shifted: str) -> None:
+        """`sign0` ... (n, groups), `shifted`. Each of the rotation's signs is drawn by one thread."""
+        self.seed()
+        self.scalar("signs_site")
+        first = f"tl.arange(0, {count * groups * n // 4}).to(tl.int64) * 4"
+        words = f"{self.call('element_words')}({first}, {STREAM_SIGNS}, seed, signs_site.to(tl.uint32), 4)"
+        halves = ", ".join(["2"] * (count.bit_length() - 1))
+        self.once(
+            f"sign = {words} >> 31",
+            f"sign = tl.reshape(tl.trans({shifted}), ({groups}, {count}, {n}))  # of consecutive columns",
+            f"sign = tl.reshape(tl.permute(sign, (2, 0, 1)), ({n}, {groups}, {halves}))",
+        )
+        names = ["sign"]
+        while len(names) < count:
+            size = len(names)
+            parts = [f"sign{i}" if 2 * size == count else f"sign_{i}" for i in range(2 * size)]
+            self.once(*(f"{parts[i]}, {parts[i + size]} = tl.split({name})" for i, name in enumerate(names)))
+            names = parts
 
     def signs(self) -> None:
         spec, r, u = self.spec, self.spec.rotation, self.spec.unit
@@ -238,9 +266,9 @@ class Operand(ScaleRules):
             self.spread_signs("sign", units, u)
         self.add("x = x * sign")
 
-    def fresh_signs(self, name: str, first: int, n: int, held: int = 1) -> None:
-        """`name` (n, units of a rotation / held): 1 where a sign is negative, of n columns from `first` of every `held`th."""
-        step, units = self.spec.unit * held, self.spec.rotation_units // held
+    def fresh_signs(self, name: str, first: int, n: int) -> None:
+        """`name` (n, units of a rotation): 1 where a sign is negative, of n columns from `first` of each."""
+        step, units = self.spec.unit, self.spec.rotation_units
         self.seed()
         self.scalar("signs_site")
         start = f"tl.arange(0, {units}).to(tl.int64) * {step}" + (f" + {first}" if first else "")

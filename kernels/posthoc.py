@@ -42,7 +42,7 @@ def first_pass(kernel: Kernel, factor: str) -> None:
     kernel.add(
         "projected = projected * provisional",
         "correction = tl.div_rn(square, projected)",
-        'correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)',
+        'correction = tl.where(correction < float("inf"), correction, 1.0)  # Inf or NaN of 0',
         "wide = provisional * correction  # 0 of a block that is not finite",
     )
     kernel.section("store: as integers, magnitudes have the same order")

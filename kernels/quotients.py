@@ -139,5 +139,5 @@ class Quotients(ConvertedRounding):
     def lifted(self) -> bool:
         """Where it was faster on an H200."""
         q = self.spec.quantizer
-        four_six = isinstance(q, NVFP4) and q.four_six
-        return four_six and self.lifts and self.loops and self.by_rows and not (self.interpreted or self.native)
+        weighs = isinstance(q, NVFP4) and (q.four_six or q.rounding == "ms_eden")
+        return weighs and self.lifts and self.loops and self.by_rows and not (self.interpreted or self.native)

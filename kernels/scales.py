@@ -36,8 +36,19 @@ class ScaleRules(Quotients):
             rounding = self.call("round_e2m1_stochastic" if select else "round_e2m1_stochastic_fma")
             self.add(f"value, code = {rounding}(tl.abs({scaled}), draw)")
         else:
-            short = self.spec.output == "packed" and not self.by_rows
-            self.add(f"value, code = {self.call('round_e2m1_fma' if short else 'round_e2m1')}(tl.abs({scaled}))")
+            self.nearest(f"tl.abs({scaled})")
+
+    def nearest(self, magnitudes: str, suffix: str = "") -> None:
+        """`value`, and `code` where words are made of codes, of magnitudes rounded to E2M1."""
+        if self.of_codes:
+            self.add(f"value{suffix}, code{suffix} = {self.call('round_e2m1')}({magnitudes})")
+        else:
+            self.add(f"value{suffix} = {self.call('nearest_e2m1')}({magnitudes})")
+
+    @property
+    def of_codes(self) -> bool:
+        """Are words made of `code`, for lack of a conversion?"""
+        return self.spec.output == "packed" and not self.packs_values
 
     def round_exmy(self, value: str, name: str, word: str | None = None) -> str:
         """The call that rounds magnitudes to a format."""
@@ -126,10 +137,9 @@ class ScaleRules(Quotients):
             if self.spec.output == "decoded":
                 self.add("value = tl.where(four[None, :], value4, value6)")
             return
-        self.add(
-            "four = four[None, :]",
-            "value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)",
-        )
+        self.add("four = four[None, :]", "value = tl.where(four, value4, value6)")
+        if self.of_codes:
+            self.add("code = tl.where(four, code4, code6)")
 
     def ms_eden(self, q: NVFP4) -> None:
         self.section("scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)")
@@ -153,7 +163,7 @@ class ScaleRules(Quotients):
         self.add(
             "projected = projected * step",
             "correction = tl.div_rn(square, projected)",
-            'correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)',
+            'correction = tl.where(correction < float("inf"), correction, 1.0)  # Inf or NaN of 0',
             f"word = {words}",
             f"s, scale_code = {self.round_exmy('s * correction', q.scale, 'word')}",
         )
@@ -176,7 +186,7 @@ class ScaleRules(Quotients):
             self.native_codes(f"{self.call('with_sign')}(tl.minimum({quotient}, 6.0), x)", suffix)
             self.native_values(suffix)
             return
-        self.add(f"value{suffix}, code{suffix} = {self.call('round_e2m1')}({quotient})")
+        self.nearest(quotient, suffix)
 
     def fp8(self, q: FP8) -> None:
         self.section("scales: amax over the format's maximum, FP32")

@@ -55,17 +55,19 @@ def tile_of(spec: KernelSpec, target: Target) -> Tile:
     if isinstance(spec, PackedSpec) and spec.memory == "columns":
         return _of_words(spec, target)
     rows, units, warps, turns = _measured(spec, target.rounds_e2m1)
-    four_six = isinstance(spec.quantizer, NVFP4) and spec.quantizer.four_six
-    registers = 0
-    if four_six and spec.memory == "rows" and spec.block[0] == 1 and target.name == "sm_90":
-        if spec.output == "decoded":
-            registers = 88
-        elif spec.rotation is None and spec.input == "bf16" and not isinstance(spec, PackedSpec):
-            registers = 72  # others would have a stack
+    registers = 72 if _capped(spec, target) else 0
     tile = Tile(max(rows, least_rows), max(units, least_units), warps, turns, registers)
     while tile.rows * tile.units > rows * units and tile.rows * tile.units * spec.unit > 64 * 32 * tile.warps:
         tile = replace(tile, warps=2 * tile.warps)  # at most 64 elements a thread, what its registers hold
     return tile
+
+
+def _capped(spec: KernelSpec, target: Target) -> bool:
+    """Is it faster with fewer registers? Other kernels of four_six would have a stack."""
+    if not isinstance(spec.quantizer, NVFP4) or isinstance(spec, PackedSpec) or target.name != "sm_90":
+        return False
+    plain = spec.memory == "rows" and spec.block[0] == 1 and spec.rotation is None and spec.input == "bf16"
+    return spec.quantizer.four_six and plain
 
 
 def _of_words(spec: PackedSpec, target: Target) -> Tile:
@@ -101,7 +103,7 @@ def _measured(spec: KernelSpec, blackwell: bool) -> tuple[int, int, int, int]:
         if heavy and not four_six:
             return 1, 64, 1, 12
         if four_six:
-            return 1, 64, 2, 12 if packed else 8
+            return 1, 64, 2, 12
         if packed:
             nearest_h16 = spec.rotation is not None and spec.rotation_units == 1 and q is not None and q.rounding == "nearest"
             return 1, 128 if nearest_h16 else 64, 2, 4

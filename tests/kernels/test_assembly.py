@@ -222,6 +222,17 @@ def test_bent_magnitudes_round_to_their_codes() -> None:
         assert np.array_equal(codes, rounded(a)), a[codes != rounded(a)][:5]
 
 
+def test_two_fmas_round_to_the_nearest() -> None:
+    """`nearest_e2m1` of every FP32 number from 1/8 to 6, by the constants of the helper; FP64 holds products and sums."""
+    least, up, down = (float(c) for c in re.findall(r"(-?[\d.]+)[,)]", HELPERS["nearest_e2m1"].partition("6.0)")[2])[:3])
+    first, last = (int(np.float32(end).view(np.int32)) for end in (0.125, 6.0))
+    for start in range(first, last + 1, 1 << 22):
+        a = np.arange(start, min(start + (1 << 22), last + 1), dtype=np.int32).view(np.float32)
+        m = np.maximum(a, np.float32(least)).astype(np.float64)
+        value = (m * up + (m * down + a).astype(np.float32)).astype(np.float32)
+        assert np.array_equal(value, VALUES[rounded(a)]), a[value != VALUES[rounded(a)]][:5]
+
+
 def test_the_helper_does_what_was_checked() -> None:
     """`bent` itself around the midpoints, the numbers of E2M1 and 0."""
     points = np.concatenate([MIDPOINTS, VALUES])

@@ -93,11 +93,11 @@ def carefully(finite, down, across, x_ptr, seed_ptr, rows, columns, stride_r, st
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
     seed = tl.load(seed_ptr).to(tl.uint32)
-    sign0 = element_words(tl.arange(0, 8).to(tl.int64) * 16, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
-    sign0 = sign0 << 31
+    sign = element_words(tl.arange(0, 32).to(tl.int64) * 4, 1, seed, signs_site.to(tl.uint32), 4) >> 31
+    sign = tl.reshape(tl.trans(sign << 31), (8, 2, 8))  # of consecutive columns
+    sign = tl.reshape(tl.permute(sign, (2, 0, 1)), (8, 8, 2))
+    sign0, sign1 = tl.split(sign)
     sign0 = tl.reshape(tl.broadcast_to(sign0[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
-    sign1 = element_words(tl.arange(0, 8).to(tl.int64) * 16 + 8, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
-    sign1 = sign1 << 31
     sign1 = tl.reshape(tl.broadcast_to(sign1[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
     # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
     row = (down * TR + g // TB).to(tl.int64)
@@ -138,11 +138,11 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_amax_rows(x_ptr, seed_ptr, am
     g = tl.arange(0, TR * TB)
     k = tl.arange(0, 16)[:, None]
     seed = tl.load(seed_ptr).to(tl.uint32)
-    sign0 = element_words(tl.arange(0, 8).to(tl.int64) * 16, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
-    sign0 = sign0 << 31
+    sign = element_words(tl.arange(0, 32).to(tl.int64) * 4, 1, seed, signs_site.to(tl.uint32), 4) >> 31
+    sign = tl.reshape(tl.trans(sign << 31), (8, 2, 8))  # of consecutive columns
+    sign = tl.reshape(tl.permute(sign, (2, 0, 1)), (8, 8, 2))
+    sign0, sign1 = tl.split(sign)
     sign0 = tl.reshape(tl.broadcast_to(sign0[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
-    sign1 = element_words(tl.arange(0, 8).to(tl.int64) * 16 + 8, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 8)
-    sign1 = sign1 << 31
     sign1 = tl.reshape(tl.broadcast_to(sign1[:, None, :], (8, TR * TB // 8, 8)), (8, TR * TB))
     largest = tl.zeros((TR * TB,), tl.int32)
     down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles

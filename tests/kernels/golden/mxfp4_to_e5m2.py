@@ -68,13 +68,11 @@ def repeat(x, N: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def round_e2m1(a):
-    """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
+def nearest_e2m1(a):
+    """The values of `round_e2m1`, by two fma.rn.f32: an ulp of 2^22 m is E2M1's step at a, to which the first one rounds."""
     a = tl.minimum(a, 6.0)
-    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
-    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
-    t = a + magic
-    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
+    m = tl.maximum(a, 1.5)
+    return tl.fma(m, 4194304.0, tl.fma(m, -4194304.0, a))
 
 
 @triton.jit
@@ -127,7 +125,7 @@ def fp4_bf16_mxfp4_decoded_rows(x_ptr, tensor_scale_ptr, y_ptr, rows, columns, s
 
         # scales: 2^E, floor (OCP Microscaling 1.0)
         scale_code = tl.minimum(tl.maximum(((bits(block_max)) >> 23) - 2, 0), 254)
-        value, code = round_e2m1(tl.abs(x * (repeat(e8m0_inverse(scale_code), 2, 1))[None, :]))
+        value = nearest_e2m1(tl.abs(x * (repeat(e8m0_inverse(scale_code), 2, 1))[None, :]))
         s = e8m0_value(scale_code)
         scale_code = tl.where(finite, scale_code, 255)
 

@@ -88,13 +88,11 @@ def round_e4m3(a):
 
 
 @triton.jit
-def round_e2m1(a):
-    """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
+def nearest_e2m1(a):
+    """The values of `round_e2m1`, by two fma.rn.f32: an ulp of 2^22 m is E2M1's step at a, to which the first one rounds."""
     a = tl.minimum(a, 6.0)
-    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
-    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
-    t = a + magic
-    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
+    m = tl.maximum(a, 1.5)
+    return tl.fma(m, 4194304.0, tl.fma(m, -4194304.0, a))
 
 
 @triton.jit
@@ -114,18 +112,6 @@ def signed_pairs(value, x, s):
 
 
 @triton.jit
-def load(x_ptr, row, unit, rows, columns, stride_r, stride_c, there, WHOLE: tl.constexpr):
-    """Columns 16 * unit ... of each row, zero outside, or where there is no such tile."""
-    source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
-    j = tl.arange(0, 8)[:, None]
-    inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
-    raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside & there, other=0.0)
-    inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
-    raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside & there, other=0.0)
-    return raw0, raw1
-
-
-@triton.jit
 def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, y_ptr, rows, columns, stride_r, stride_c, TR: tl.constexpr, TB: tl.constexpr, WHOLE: tl.constexpr):
     width = columns
     units = tl.cdiv(width, 16)
@@ -142,18 +128,18 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
     if lift == 1.0:
         down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
         down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-        raw0, raw1 = load(x_ptr, (down * TR + g // TB).to(tl.int64), across * TB + g % TB, rows, columns, stride_r, stride_c, tl.program_id(0) < total, WHOLE)
         for tile in range(tl.program_id(0), total, tl.num_programs(0)):
             # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
             row = (down * TR + g // TB).to(tl.int64)
             unit = across * TB + g % TB
 
-            # the next tile arrives while this one is computed
-            next_across = across + across_step
-            wraps = next_across >= tiles
-            next_down = down + down_step + wraps.to(tl.int32)
-            next_across = next_across - tl.where(wraps, tiles, 0)
-            next_raw0, next_raw1 = load(x_ptr, (next_down * TR + g // TB).to(tl.int64), next_across * TB + g % TB, rows, columns, stride_r, stride_c, tile + tl.num_programs(0) < total, WHOLE)
+            # load: x (16, TR * TB), zero outside
+            source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+            j = tl.arange(0, 8)[:, None]
+            inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
+            raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
+            inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
+            raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
             x0 = unpack(raw0)
             x1 = unpack(raw1)
             x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
@@ -170,7 +156,7 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             s6, scale_code6 = round_e4m3(quotient(block_max, high_6, low_6))
             step = s6 * tensor_scale
             high, low = near_reciprocal((step))
-            value6, code6 = round_e2m1(tl.abs(quotient(x, high[None, :], low[None, :])))
+            value6 = nearest_e2m1(tl.abs(quotient(x, high[None, :], low[None, :])))
             error = tl.abs(x) - value6 * step[None, :]
             error6 = tl.reshape(error * error, (16 * TR * TB,))
             error6 = add_halves(error6, 8 * TR * TB)
@@ -180,7 +166,7 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             s4, scale_code4 = round_e4m3(quotient(block_max, high_4, low_4))
             step = s4 * tensor_scale
             high, low = near_reciprocal((step))
-            value4, code4 = round_e2m1(tl.abs(quotient(x, high[None, :], low[None, :])))
+            value4 = nearest_e2m1(tl.abs(quotient(x, high[None, :], low[None, :])))
             error = tl.abs(x) - value4 * step[None, :]
             error4 = tl.reshape(error * error, (16 * TR * TB,))
             error4 = add_halves(error4, 8 * TR * TB)
@@ -191,7 +177,7 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             s, scale_code = tl.where(four, s4, s6), tl.where(four, scale_code4, scale_code6)
             four = four
             four = four[None, :]
-            value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)
+            value = tl.where(four, value4, value6)
             scale_code = tl.where(finite, scale_code, 127)
 
             # store
@@ -206,24 +192,26 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             tl.store(target, y0, mask=inside)
             inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)) | WHOLE
             tl.store(target + 8, y1, mask=inside)
-            raw0 = next_raw0
-            raw1 = next_raw1
+            next_across = across + across_step
+            wraps = next_across >= tiles
+            next_down = down + down_step + wraps.to(tl.int32)
+            next_across = next_across - tl.where(wraps, tiles, 0)
             down, across = next_down, next_across
     else:
         down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
         down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-        raw0, raw1 = load(x_ptr, (down * TR + g // TB).to(tl.int64), across * TB + g % TB, rows, columns, stride_r, stride_c, tl.program_id(0) < total, WHOLE)
         for tile in range(tl.program_id(0), total, tl.num_programs(0)):
             # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
             row = (down * TR + g // TB).to(tl.int64)
             unit = across * TB + g % TB
 
-            # the next tile arrives while this one is computed
-            next_across = across + across_step
-            wraps = next_across >= tiles
-            next_down = down + down_step + wraps.to(tl.int32)
-            next_across = next_across - tl.where(wraps, tiles, 0)
-            next_raw0, next_raw1 = load(x_ptr, (next_down * TR + g // TB).to(tl.int64), next_across * TB + g % TB, rows, columns, stride_r, stride_c, tile + tl.num_programs(0) < total, WHOLE)
+            # load: x (16, TR * TB), zero outside
+            source = (x_ptr + row * stride_r + unit.to(tl.int64) * stride_c * 16)[None, :]
+            j = tl.arange(0, 8)[:, None]
+            inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j < columns)) | WHOLE
+            raw0 = tl.load(source + j.to(tl.int64) * stride_c, mask=inside, other=0.0)
+            inside = ((row < rows)[None, :] & (unit[None, :] * 16 + (j + 8) < columns)) | WHOLE
+            raw1 = tl.load(source + (j + 8).to(tl.int64) * stride_c, mask=inside, other=0.0)
             x0 = unpack(raw0)
             x1 = unpack(raw1)
             x = tl.reshape(tl.permute(tl.join(x0, x1), (2, 0, 1)), (16, TR * TB))
@@ -240,7 +228,7 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             s6, scale_code6 = round_e4m3(quotient(block_max * lift, high_6, low_6))
             step = s6 * tensor_scale
             high, low = near_reciprocal((step) * lift)
-            value6, code6 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
+            value6 = nearest_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
             error = tl.abs(x) - value6 * step[None, :]
             error6 = tl.reshape(error * error, (16 * TR * TB,))
             error6 = add_halves(error6, 8 * TR * TB)
@@ -250,7 +238,7 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             s4, scale_code4 = round_e4m3(quotient(block_max * lift, high_4, low_4))
             step = s4 * tensor_scale
             high, low = near_reciprocal((step) * lift)
-            value4, code4 = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
+            value4 = nearest_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
             error = tl.abs(x) - value4 * step[None, :]
             error4 = tl.reshape(error * error, (16 * TR * TB,))
             error4 = add_halves(error4, 8 * TR * TB)
@@ -261,7 +249,7 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             s, scale_code = tl.where(four, s4, s6), tl.where(four, scale_code4, scale_code6)
             four = four
             four = four[None, :]
-            value, code = tl.where(four, value4, value6), tl.where(four, code4, code6)
+            value = tl.where(four, value4, value6)
             scale_code = tl.where(finite, scale_code, 127)
 
             # store
@@ -276,8 +264,10 @@ def fp4_bf16_nvfp4_four_six_yes_decoded_rows(x_ptr, amax_ptr, tensor_scale_ptr, 
             tl.store(target, y0, mask=inside)
             inside = ((row < rows)[None, :] & (unit[None, :] * 16 + j + 8 < width)) | WHOLE
             tl.store(target + 8, y1, mask=inside)
-            raw0 = next_raw0
-            raw1 = next_raw1
+            next_across = across + across_step
+            wraps = next_across >= tiles
+            next_down = down + down_step + wraps.to(tl.int32)
+            next_across = next_across - tl.where(wraps, tiles, 0)
             down, across = next_down, next_across
 
 

@@ -122,13 +122,11 @@ def round_e4m3(a):
 
 
 @triton.jit
-def round_e2m1(a):
-    """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
+def nearest_e2m1(a):
+    """The values of `round_e2m1`, by two fma.rn.f32: an ulp of 2^22 m is E2M1's step at a, to which the first one rounds."""
     a = tl.minimum(a, 6.0)
-    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
-    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
-    t = a + magic
-    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
+    m = tl.maximum(a, 1.5)
+    return tl.fma(m, 4194304.0, tl.fma(m, -4194304.0, a))
 
 
 @triton.jit
@@ -246,104 +244,185 @@ def fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed
     k = tl.arange(0, 16)[:, None]
     held = tl.arange(0, TR * TB // 2) * 2  # the first of the units that a thread holds
     seed = tl.load(seed_ptr).to(tl.uint32)
-    sign0 = element_words(tl.arange(0, 4).to(tl.int64) * 32, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 4)
-    sign0 = (sign0 << 15).to(tl.int16)
+    sign = element_words(tl.arange(0, 32).to(tl.int64) * 4, 1, seed, signs_site.to(tl.uint32), 4) >> 31
+    sign = tl.reshape(tl.trans((sign << 15).to(tl.int16)), (4, 4, 8))  # of consecutive columns
+    sign = tl.reshape(tl.permute(sign, (2, 0, 1)), (8, 4, 2, 2))
+    sign_0, sign_1 = tl.split(sign)
+    sign0, sign2 = tl.split(sign_0)
+    sign1, sign3 = tl.split(sign_1)
     sign0 = tl.reshape(tl.broadcast_to(sign0[:, None, :], (8, TR * TB // 8, 4)), (8, TR * TB // 2))
-    sign1 = element_words(tl.arange(0, 4).to(tl.int64) * 32 + 8, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 4)
-    sign1 = (sign1 << 15).to(tl.int16)
     sign1 = tl.reshape(tl.broadcast_to(sign1[:, None, :], (8, TR * TB // 8, 4)), (8, TR * TB // 2))
-    sign2 = element_words(tl.arange(0, 4).to(tl.int64) * 32 + 16, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 4)
-    sign2 = (sign2 << 15).to(tl.int16)
     sign2 = tl.reshape(tl.broadcast_to(sign2[:, None, :], (8, TR * TB // 8, 4)), (8, TR * TB // 2))
-    sign3 = element_words(tl.arange(0, 4).to(tl.int64) * 32 + 24, 1, seed, signs_site.to(tl.uint32), 8) >> 31  # (8, 4)
-    sign3 = (sign3 << 15).to(tl.int16)
     sign3 = tl.reshape(tl.broadcast_to(sign3[:, None, :], (8, TR * TB // 8, 4)), (8, TR * TB // 2))
     tensor_scale = tl.div_rn(tl.load(amax_ptr), 1554.459228515625)
     tensor_scale = tl.where(tensor_scale > 0.0, tensor_scale, 1.0)
     lift = tl.where(tensor_scale < 8.271806125530277e-25, 1.2676506002282294e+30, tl.where(tensor_scale > 1.2089258196146292e+24, 7.888609052210118e-31, 1.0))
     high_6_07211, low_6_07211 = near_reciprocal(tensor_scale * 6.07210636138916 * lift)
     tl.store(tensor_scale_ptr + tl.program_id(0), tensor_scale, mask=tl.program_id(0) == 0)
-    down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
-    raw0, raw1, raw2, raw3 = load(x_ptr, (down * TR + held // TB).to(tl.int64), across * TB + held % TB, rows, columns, stride_r, stride_c, tl.program_id(0) < total, WHOLE)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
-        # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
-        row = (down * TR + g // TB).to(tl.int64)
-        unit = across * TB + g % TB
-        held_row, held_unit = (down * TR + held // TB).to(tl.int64), across * TB + held % TB
+    if lift == 1.0:
+        down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+        down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+        raw0, raw1, raw2, raw3 = load(x_ptr, (down * TR + held // TB).to(tl.int64), across * TB + held % TB, rows, columns, stride_r, stride_c, tl.program_id(0) < total, WHOLE)
+        for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+            # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+            row = (down * TR + g // TB).to(tl.int64)
+            unit = across * TB + g % TB
+            held_row, held_unit = (down * TR + held // TB).to(tl.int64), across * TB + held % TB
 
-        # the next tile arrives while this one is computed
-        next_across = across + across_step
-        wraps = next_across >= tiles
-        next_down = down + down_step + wraps.to(tl.int32)
-        next_across = next_across - tl.where(wraps, tiles, 0)
-        next_raw0, next_raw1, next_raw2, next_raw3 = load(x_ptr, (next_down * TR + held // TB).to(tl.int64), next_across * TB + held % TB, rows, columns, stride_r, stride_c, tile + tl.num_programs(0) < total, WHOLE)
-        x0 = unpack_signed_pairs(raw0, sign0)
-        x1 = unpack_signed_pairs(raw1, sign1)
-        x2 = unpack_signed_pairs(raw2, sign2)
-        x3 = unpack_signed_pairs(raw3, sign3)
-        x = tl.reshape(tl.permute(tl.join(tl.join(x0, x1), tl.join(x2, x3)), (2, 0, 1, 3)), (16, TR * TB))
+            # the next tile arrives while this one is computed
+            next_across = across + across_step
+            wraps = next_across >= tiles
+            next_down = down + down_step + wraps.to(tl.int32)
+            next_across = next_across - tl.where(wraps, tiles, 0)
+            next_raw0, next_raw1, next_raw2, next_raw3 = load(x_ptr, (next_down * TR + held // TB).to(tl.int64), next_across * TB + held % TB, rows, columns, stride_r, stride_c, tile + tl.num_programs(0) < total, WHOLE)
+            x0 = unpack_signed_pairs(raw0, sign0)
+            x1 = unpack_signed_pairs(raw1, sign1)
+            x2 = unpack_signed_pairs(raw2, sign2)
+            x3 = unpack_signed_pairs(raw3, sign3)
+            x = tl.reshape(tl.permute(tl.join(tl.join(x0, x1), tl.join(x2, x3)), (2, 0, 1, 3)), (16, TR * TB))
 
-        # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
-        x = tl.reshape(x, (16 * TR * TB,))
-        x = butterfly(x, 1 * TR * TB)
-        x = butterfly(x, 2 * TR * TB)
-        x = butterfly(x, 4 * TR * TB)
-        x = butterfly(x, 8 * TR * TB)
-        x = butterfly(x, 1)
-        x = butterfly(x, 2)
-        x = butterfly(x, 4)
-        x = tl.reshape(x, (16, TR * TB))
-        x = x * 0.0883883461356163
+            # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
+            x = tl.reshape(x, (16 * TR * TB,))
+            x = butterfly(x, 1 * TR * TB)
+            x = butterfly(x, 2 * TR * TB)
+            x = butterfly(x, 4 * TR * TB)
+            x = butterfly(x, 8 * TR * TB)
+            x = butterfly(x, 1)
+            x = butterfly(x, 2)
+            x = butterfly(x, 4)
+            x = tl.reshape(x, (16, TR * TB))
+            x = x * 0.0883883461356163
 
-        # amax of each block of 1 x 16: NaN stays NaN
-        largest = tl.reshape(tl.abs(x), (16 * TR * TB,))
-        largest = larger_halves(largest, 8 * TR * TB)
-        largest = larger_halves(largest, 4 * TR * TB)
-        largest = larger_halves(largest, 2 * TR * TB)
-        largest = larger_halves(largest, 1 * TR * TB)
-        finite = largest < float("inf")
-        block_max = tl.where(finite, largest, 0.0)
+            # amax of each block of 1 x 16: NaN stays NaN
+            largest = tl.reshape(tl.abs(x), (16 * TR * TB,))
+            largest = larger_halves(largest, 8 * TR * TB)
+            largest = larger_halves(largest, 4 * TR * TB)
+            largest = larger_halves(largest, 2 * TR * TB)
+            largest = larger_halves(largest, 1 * TR * TB)
+            finite = largest < float("inf")
+            block_max = tl.where(finite, largest, 0.0)
 
-        # scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)
-        s, _ = round_e4m3(quotient(block_max * lift, high_6_07211, low_6_07211))
-        step = s * tensor_scale
-        high, low = near_reciprocal((step) * lift)
-        value, code = round_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
-        projected = tl.reshape(tl.abs(x) * value, (16 * TR * TB,))
-        projected = add_halves(projected, 8 * TR * TB)
-        projected = add_halves(projected, 4 * TR * TB)
-        projected = add_halves(projected, 2 * TR * TB)
-        projected = add_halves(projected, 1 * TR * TB)
-        square = tl.reshape(x * x, (16 * TR * TB,))
-        square = add_halves(square, 8 * TR * TB)
-        square = add_halves(square, 4 * TR * TB)
-        square = add_halves(square, 2 * TR * TB)
-        square = add_halves(square, 1 * TR * TB)
-        projected = projected * step
-        correction = tl.div_rn(square, projected)
-        correction = tl.where((projected > 0.0) & (correction < float("inf")), correction, 1.0)
-        word = pair_words(held_row * units + held_unit, 2, seed, site.to(tl.uint32))
-        s, scale_code = round_exmy_stochastic(s * correction, word, 3, 7, 448.0)
-        scale_code = tl.where(finite, scale_code, 127)
+            # scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)
+            s, _ = round_e4m3(quotient(block_max, high_6_07211, low_6_07211))
+            step = s * tensor_scale
+            high, low = near_reciprocal((step))
+            value = nearest_e2m1(tl.abs(quotient(x, high[None, :], low[None, :])))
+            projected = tl.reshape(tl.abs(x) * value, (16 * TR * TB,))
+            projected = add_halves(projected, 8 * TR * TB)
+            projected = add_halves(projected, 4 * TR * TB)
+            projected = add_halves(projected, 2 * TR * TB)
+            projected = add_halves(projected, 1 * TR * TB)
+            square = tl.reshape(x * x, (16 * TR * TB,))
+            square = add_halves(square, 8 * TR * TB)
+            square = add_halves(square, 4 * TR * TB)
+            square = add_halves(square, 2 * TR * TB)
+            square = add_halves(square, 1 * TR * TB)
+            projected = projected * step
+            correction = tl.div_rn(square, projected)
+            correction = tl.where(correction < float("inf"), correction, 1.0)  # Inf or NaN of 0
+            word = pair_words(held_row * units + held_unit, 2, seed, site.to(tl.uint32))
+            s, scale_code = round_exmy_stochastic(s * correction, word, 3, 7, 448.0)
+            scale_code = tl.where(finite, scale_code, 127)
 
-        # store
-        block_row, block_column = row, unit
-        block_columns = units
-        at = block_row * block_columns + block_column
-        tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
-        signed = with_sign(value, x)
-        signed_left, signed_right = halves(signed)
-        low = e2m1_words(signed_left)
-        high = e2m1_words(signed_right)
-        word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
-        # eight codes a word, the even column in the low nibble
-        tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)
-        raw0 = next_raw0
-        raw1 = next_raw1
-        raw2 = next_raw2
-        raw3 = next_raw3
-        down, across = next_down, next_across
+            # store
+            block_row, block_column = row, unit
+            block_columns = units
+            at = block_row * block_columns + block_column
+            tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
+            signed = with_sign(value, x)
+            signed_left, signed_right = halves(signed)
+            low = e2m1_words(signed_left)
+            high = e2m1_words(signed_right)
+            word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+            # eight codes a word, the even column in the low nibble
+            tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)
+            raw0 = next_raw0
+            raw1 = next_raw1
+            raw2 = next_raw2
+            raw3 = next_raw3
+            down, across = next_down, next_across
+    else:
+        down, across = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+        down_step, across_step = tl.num_programs(0) // tiles, tl.num_programs(0) % tiles
+        raw0, raw1, raw2, raw3 = load(x_ptr, (down * TR + held // TB).to(tl.int64), across * TB + held % TB, rows, columns, stride_r, stride_c, tl.program_id(0) < total, WHOLE)
+        for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+            # unit g holds columns 16 * unit ... 16 * unit + 15 of its row
+            row = (down * TR + g // TB).to(tl.int64)
+            unit = across * TB + g % TB
+            held_row, held_unit = (down * TR + held // TB).to(tl.int64), across * TB + held % TB
+
+            # the next tile arrives while this one is computed
+            next_across = across + across_step
+            wraps = next_across >= tiles
+            next_down = down + down_step + wraps.to(tl.int32)
+            next_across = next_across - tl.where(wraps, tiles, 0)
+            next_raw0, next_raw1, next_raw2, next_raw3 = load(x_ptr, (next_down * TR + held // TB).to(tl.int64), next_across * TB + held % TB, rows, columns, stride_r, stride_c, tile + tl.num_programs(0) < total, WHOLE)
+            x0 = unpack_signed_pairs(raw0, sign0)
+            x1 = unpack_signed_pairs(raw1, sign1)
+            x2 = unpack_signed_pairs(raw2, sign2)
+            x3 = unpack_signed_pairs(raw3, sign3)
+            x = tl.reshape(tl.permute(tl.join(tl.join(x0, x1), tl.join(x2, x3)), (2, 0, 1, 3)), (16, TR * TB))
+
+            # rotate: signs (fresh), 7 butterfly stages, 1/sqrt(128)
+            x = tl.reshape(x, (16 * TR * TB,))
+            x = butterfly(x, 1 * TR * TB)
+            x = butterfly(x, 2 * TR * TB)
+            x = butterfly(x, 4 * TR * TB)
+            x = butterfly(x, 8 * TR * TB)
+            x = butterfly(x, 1)
+            x = butterfly(x, 2)
+            x = butterfly(x, 4)
+            x = tl.reshape(x, (16, TR * TB))
+            x = x * 0.0883883461356163
+
+            # amax of each block of 1 x 16: NaN stays NaN
+            largest = tl.reshape(tl.abs(x), (16 * TR * TB,))
+            largest = larger_halves(largest, 8 * TR * TB)
+            largest = larger_halves(largest, 4 * TR * TB)
+            largest = larger_halves(largest, 2 * TR * TB)
+            largest = larger_halves(largest, 1 * TR * TB)
+            finite = largest < float("inf")
+            block_max = tl.where(finite, largest, 0.0)
+
+            # scales: nearest codes, the scale corrected by <y,y>/<y,yhat> (Quartet II 2601.22813, algorithm 1)
+            s, _ = round_e4m3(quotient(block_max * lift, high_6_07211, low_6_07211))
+            step = s * tensor_scale
+            high, low = near_reciprocal((step) * lift)
+            value = nearest_e2m1(tl.abs(quotient(x * lift, high[None, :], low[None, :])))
+            projected = tl.reshape(tl.abs(x) * value, (16 * TR * TB,))
+            projected = add_halves(projected, 8 * TR * TB)
+            projected = add_halves(projected, 4 * TR * TB)
+            projected = add_halves(projected, 2 * TR * TB)
+            projected = add_halves(projected, 1 * TR * TB)
+            square = tl.reshape(x * x, (16 * TR * TB,))
+            square = add_halves(square, 8 * TR * TB)
+            square = add_halves(square, 4 * TR * TB)
+            square = add_halves(square, 2 * TR * TB)
+            square = add_halves(square, 1 * TR * TB)
+            projected = projected * step
+            correction = tl.div_rn(square, projected)
+            correction = tl.where(correction < float("inf"), correction, 1.0)  # Inf or NaN of 0
+            word = pair_words(held_row * units + held_unit, 2, seed, site.to(tl.uint32))
+            s, scale_code = round_exmy_stochastic(s * correction, word, 3, 7, 448.0)
+            scale_code = tl.where(finite, scale_code, 127)
+
+            # store
+            block_row, block_column = row, unit
+            block_columns = units
+            at = block_row * block_columns + block_column
+            tl.store(scales_ptr + at, scale_code.to(tl.uint8), mask=((block_row < rows) & (block_column < block_columns)) | WHOLE)
+            signed = with_sign(value, x)
+            signed_left, signed_right = halves(signed)
+            low = e2m1_words(signed_left)
+            high = e2m1_words(signed_right)
+            word = ((low.to(tl.uint64) & 0xFFFFFFFF) | (high.to(tl.uint64) << 32)).to(tl.int64, bitcast=True)
+            # eight codes a word, the even column in the low nibble
+            tl.store(codes_ptr + row * units + unit, word, mask=((row < rows) & (unit < units)) | WHOLE)
+            raw0 = next_raw0
+            raw1 = next_raw1
+            raw2 = next_raw2
+            raw3 = next_raw3
+            down, across = next_down, next_across
 
 
 kernel = fp4_bf16_hadamard_size_128_signs_fresh_bf16_no_nvfp4_rounding_ms_eden_packed_rows

@@ -79,13 +79,11 @@ def inverse_of(d):
 
 
 @triton.jit
-def round_e2m1(a):
-    """Magnitudes to E2M1, half to even, saturating: (value FP32, code int32 in 0..7)."""
+def nearest_e2m1(a):
+    """The values of `round_e2m1`, by two fma.rn.f32: an ulp of 2^22 m is E2M1's step at a, to which the first one rounds."""
     a = tl.minimum(a, 6.0)
-    # 2^22 times a's binade, 1, 2 or 4, one unit of which is the step; below 1 the step is that of [1, 2).
-    magic = floats(tl.maximum(bits(a) + 0x0B000000, 0x4A800000) & 0x7F800000)
-    t = a + magic
-    return t - magic, (bits(t) + (bits(magic) >> 22) + 6) & 7
+    m = tl.maximum(a, 1.5)
+    return tl.fma(m, 4194304.0, tl.fma(m, -4194304.0, a))
 
 
 @triton.jit
@@ -136,7 +134,7 @@ def fp4_bf16_nvfp4_outer_128_decoded_rows(x_ptr, y_ptr, rows, columns, stride_r,
         tensor_scale = tl.div_rn(1.0, encode)
         s, scale_code = round_e4m3(block_max * (encode * 0.1666666716337204))
         inverse = tl.minimum(inverse_of(s * tensor_scale), 3.4028234663852886e+38)
-        value, code = round_e2m1(tl.abs(x * inverse[None, :]))
+        value = nearest_e2m1(tl.abs(x * inverse[None, :]))
         scale_code = tl.where(finite, scale_code, 127)
 
         # store
