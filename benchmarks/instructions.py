@@ -26,15 +26,15 @@ LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\S+\s+)?(\S+)(.*)", re.M
 
 
 def loop(sass: str) -> int:
-    """Instructions of the loop over tiles, between a branch back and its target; of two the shorter, the other being rare."""
+    """Instructions of the loop over tiles, between a branch back and its target: the shortest but for those of less than .45 of
+    the longest, since one of two loops is rare, and what is called from a loop may come back to it from behind the other.
+    """
     lines = [(int(address, 16), name, rest) for address, name, rest in LINE.findall(sass)]
     loops = []
     for place, name, rest in lines:
         if name.startswith("BRA") and (found := re.search(r"0x([0-9a-f]+)", rest)):
-            loops.append((sum(int(found[1], 16) <= address <= place for address, _, _ in lines), int(found[1], 16), place))
-    longest = max(loops)
-    beside = [found for found in loops if found[0] > longest[0] / 2 and (found[2] < longest[1] or longest[2] < found[1])]
-    return min([longest, *beside])[0]
+            loops.append(sum(int(found[1], 16) <= address <= place for address, _, _ in lines))
+    return min(length for length in loops if length > 0.45 * max(loops))
 
 
 def moved(spec: KernelSpec) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 
 import fp4
 from benchmarks.common import RESULTS, write
+from benchmarks.step_plot import EARLIER
 from fp4.compiler.policy import LinearSite
 from fp4.roofline import ROLES, gpu, predict
 
@@ -52,10 +53,17 @@ def check(step: dict[str, Any]) -> list[dict[str, Any]]:
             if graphs and isinstance(measured, float) and recipe in fp4.recipes():
                 milliseconds = 1e3 * predicted(linear, recipe, not fp8).total("fp4")
                 found.append(compared(f"linear {case['K']} x {case['N']}, {run}", measured, milliseconds))
-    steps = {(case["recipe"], case["exact"]): case["ms"] for case in step["model"] if isinstance(case, dict)}
+    for part in ("model", "mxfp4_h16" + EARLIER):
+        steps = {(case["recipe"], case["exact"]): case["ms"] for case in step[part] if isinstance(case, dict)}
+        found += decoder_steps(steps)
+    return found
+
+
+def decoder_steps(steps: dict[tuple[str, bool], float]) -> list[dict[str, Any]]:
+    """steps: milliseconds of a recipe, exact or not, of one run."""
     sites = decoder()
     rest = 1 - 1e3 * predicted(sites, "bf16", True).total("bf16") / steps["bf16", True]
-    found.append({"what": "decoder: share of the BF16 step that is no linear, of the two", "share": rest})
+    found: list[dict[str, Any]] = [{"what": "decoder: share of the BF16 step that is no linear, of the two", "share": rest}]
     for (recipe, exact), measured in steps.items():
         if recipe != "bf16":
             milliseconds = 1e3 * predicted(sites, recipe, exact, rest=rest).step("fp4")

@@ -16,7 +16,7 @@ from benchmarks.gpu_step import ONE_THREAD
 MODES = {"": "as it comes", ONE_THREAD: "backward in forward's thread", ", CUDA graphs": "CUDA graphs"}
 RIVALS = {"nvfp4": "nvfp4", "plain": "six operands, nearest"}
 COLUMNS = ("nvfp4", "rival's nvfp4", "plain", "rival's plain", "quartet2", "mxfp4_h16", "mxfp4_h16, FP8", "mxfp8")
-OTHERS = "others, of an earlier run"
+EARLIER = ", of an earlier run"
 LONG = 1.5  # recipes beyond are named below the plot: their emulated products are in FP32
 OURS, THEIRS, TIME, MEMORY = "#5b8fd6", "#d1622b", "#5b8fd6", "#ecb394"
 
@@ -24,7 +24,7 @@ OURS, THEIRS, TIME, MEMORY = "#5b8fd6", "#d1622b", "#5b8fd6", "#ecb394"
 def steps(run: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Recipe -> time and peak memory of the decoder's step over BF16's of the same run."""
     found = {}
-    for part in ("model", OTHERS):
+    for part in ("model", *(part for part in run if part.endswith(EARLIER))):
         base, *rows = run[part]
         for row in rows:
             name = row["recipe"] + ("" if row["exact"] else ", `exact=False`")
