@@ -124,13 +124,8 @@ class Operand(ScaleRules):
     def ahead(self) -> bool:
         """Is the next tile loaded while this one is computed? Where a thread computes much and few programs fit a GPU."""
         q = self.spec.quantizer
-        much = (
-            isinstance(q, NVFP4)
-            and q.rounding == "ms_eden"
-            and not q.posthoc
-            and (self.by_rows or self.spec.output == "decoded")
-        )
-        return much and self.loops and not self.interpreted
+        eden = isinstance(q, NVFP4) and q.rounding == "ms_eden" and not q.posthoc
+        return eden and (self.by_rows or self.spec.output == "decoded") and self.loops and not self.interpreted
 
     def load_ahead(self, names: list[str]) -> None:
         """Loads by a function, of the first tile before the loop, then in it of the next one."""
@@ -218,7 +213,7 @@ class Operand(ScaleRules):
         if count > 1:
             self.drawn_signs(count, groups, n, shifted)
         else:
-            self.fresh_signs("sign", 0, n)
+            self.fresh_signs()
             self.once(f"sign0 = {shifted}")
         for i in range(count):
             self.spread_signs(f"sign{i}", groups, n, held)
@@ -247,7 +242,7 @@ class Operand(ScaleRules):
         assert r is not None
         units = spec.rotation_units
         if r.signs == "fresh":
-            self.fresh_signs("sign", 0, u)
+            self.fresh_signs()
         else:
             n = len(r.vector)
             masks = [sum((v < 0) << i for i, v in enumerate(r.vector[f : f + 32])) for f in range(0, n, 32)]
@@ -266,14 +261,13 @@ class Operand(ScaleRules):
             self.spread_signs("sign", units, u)
         self.add("x = x * sign")
 
-    def fresh_signs(self, name: str, first: int, n: int) -> None:
-        """`name` (n, units of a rotation): 1 where a sign is negative, of n columns from `first` of each."""
-        step, units = self.spec.unit, self.spec.rotation_units
+    def fresh_signs(self) -> None:
+        """`sign` (U, units of a rotation): 1 where a sign is negative."""
         self.seed()
         self.scalar("signs_site")
-        start = f"tl.arange(0, {units}).to(tl.int64) * {step}" + (f" + {first}" if first else "")
-        words = self.call("element_words")
-        self.once(f"{name} = {words}({start}, {STREAM_SIGNS}, seed, signs_site.to(tl.uint32), {n}) >> 31  # ({n}, {units})")
+        u, units, words = self.spec.unit, self.spec.rotation_units, self.call("element_words")
+        start = f"tl.arange(0, {units}).to(tl.int64) * {u}"
+        self.once(f"sign = {words}({start}, {STREAM_SIGNS}, seed, signs_site.to(tl.uint32), {u}) >> 31  # ({u}, {units})")
 
     def spread_signs(self, name: str, units: int, n: int, held: int = 1) -> None:
         """From (n, units) to (n, TR * TB / held)."""

@@ -150,7 +150,7 @@ class PackedKernel(Kernel):
         self.decode_scale()
         code = f"words{word} << (28 - tl.arange(0, {CODES}) * 4){code}"
         if self.signs_on_load:
-            self.fresh_signs("sign", 0, spec.unit)
+            self.fresh_signs()
             self.once("sign = sign << 31")
             self.spread_signs("sign", spec.rotation_units, spec.unit)
             shape = (
